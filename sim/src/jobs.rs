@@ -234,6 +234,7 @@ fn drain_command(node: NodeId, drain: Option<Drain>) -> Command {
     Command::SetDrain(SetDrain {
         node,
         mark_eligible: drain.is_none(),
+        meta: std::collections::BTreeMap::new(),
         drain,
         evaluation_ids: (0..8).map(|_| EvaluationId(rt::random_id())).collect(),
     })

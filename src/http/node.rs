@@ -11,7 +11,8 @@ use fsm::{
 use serde_json::{Value, json};
 
 use super::{
-    Context, answer::Answer, body::Fields, call::Call, error::Error, list::IdPrefix, view, writes,
+    Context, answer::Answer, body::Fields, call::Call, error::Error, list::IdPrefix,
+    namespace::meta_of, view, writes,
 };
 use crate::api::{ReadMode, Written};
 
@@ -227,9 +228,7 @@ async fn drain(call: Call) -> Result<Answer, Error> {
     }
     let fields = Fields::of(&body)?;
     check_node_id(&fields, node)?;
-    if fields.object("Meta")?.is_some_and(|meta| meta.entries().next().is_some()) {
-        return Err(Error::unsupported("Meta of a drain"));
-    }
+    let meta = meta_of(&fields)?;
     if !fields.note("Reason")?.is_empty() {
         return Err(Error::unsupported("Reason of a drain"));
     }
@@ -241,7 +240,7 @@ async fn drain(call: Call) -> Result<Answer, Error> {
         None => None,
     };
     let evaluation_ids = call.evaluation_ids(evaluations_wanted(&snapshot.state, node));
-    let command = Command::SetDrain(SetDrain { node, drain, mark_eligible, evaluation_ids });
+    let command = Command::SetDrain(SetDrain { node, drain, mark_eligible, meta, evaluation_ids });
     let written = call.write(command).await?;
     answer_node(&call, &written)
 }

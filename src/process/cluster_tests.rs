@@ -163,6 +163,7 @@ fn a_drain_that_is_asked_for_again_under_its_id_is_the_same_drain() {
             node: NodeId([1; 16]),
             drain: Some(drain),
             mark_eligible: false,
+            meta: std::collections::BTreeMap::new(),
             evaluation_ids: Vec::new(),
         });
         let id = Some(RequestId([7; 16]));

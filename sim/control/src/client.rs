@@ -110,6 +110,7 @@ impl World {
             node,
             drain: Some(drain),
             mark_eligible: false,
+            meta: std::collections::BTreeMap::new(),
             evaluation_ids,
         }));
     }
@@ -300,6 +301,7 @@ impl World {
                     node,
                     drain: Some(drain),
                     mark_eligible: false,
+                    meta: std::collections::BTreeMap::new(),
                     evaluation_ids,
                 })
             }
@@ -307,6 +309,7 @@ impl World {
                 node,
                 drain: None,
                 mark_eligible: true,
+                meta: std::collections::BTreeMap::new(),
                 evaluation_ids,
             }),
             8 => Command::EvaluateNode(EvaluateNode { node, evaluation_ids }),

@@ -99,7 +99,13 @@ impl World {
             let evaluation_ids = self.evaluation_ids(2);
             self.ask(if by_drain {
                 let (drain, mark_eligible) = (None, true);
-                Command::SetDrain(SetDrain { node, drain, mark_eligible, evaluation_ids })
+                Command::SetDrain(SetDrain {
+                    node,
+                    drain,
+                    mark_eligible,
+                    meta: std::collections::BTreeMap::new(),
+                    evaluation_ids,
+                })
             } else {
                 let (by, reason) = ("operator".into(), "".into());
                 let eligible = true;

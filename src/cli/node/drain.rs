@@ -49,8 +49,8 @@ pub(crate) struct DrainArgs {
     /// With -disable: place nothing on the node either
     #[arg(long, requires = "disable")]
     keep_ineligible: bool,
-    /// Nomad's; refused
-    #[arg(short = 'm', value_name = "TEXT", hide = true)]
+    /// Why, kept with the node as the message of its last drain
+    #[arg(short = 'm', value_name = "TEXT", conflicts_with = "monitor")]
     message: Option<String>,
     /// Follow the drain, do not change it
     #[arg(long, conflicts_with_all = ["enable", "disable", "detach"])]
@@ -69,11 +69,6 @@ pub(super) fn run(context: &Context, arguments: &DrainArgs) -> Outcome {
     if !(arguments.enable || arguments.disable || arguments.monitor) {
         bail!("say what to do: -enable, -disable or -monitor");
     }
-    if arguments.message.is_some() {
-        bail!(
-            "-m is a flag of Nomad's that is not built here yet: a drain's reason is kept nowhere"
-        );
-    }
     // The API's zero waits for ever, which is the opposite of what no time at all says.
     if arguments.deadline == Some(Duration::ZERO) {
         bail!(
@@ -83,7 +78,11 @@ pub(super) fn run(context: &Context, arguments: &DrainArgs) -> Outcome {
     let id = resolve::id(context, resolve::NODE, &arguments.node)?;
     if !arguments.monitor {
         let path = format!("/v1/node/{id}/drain");
-        monitor::or_missing(context.client.put(&path, &[], &request(arguments)), "node", &id)?;
+        let mut request = request(arguments);
+        if let Some(message) = &arguments.message {
+            request["Meta"] = json!({ "message": message });
+        }
+        monitor::or_missing(context.client.put(&path, &[], &request), "node", &id)?;
     }
     if arguments.disable {
         context.line(format!("Node \"{id}\" is no longer draining"))?;

@@ -43,6 +43,11 @@ pub(crate) fn cut(text: &Text, bytes_max: usize) -> Text {
     text.get(..end).unwrap_or_default().into()
 }
 
+/// Refuses notes about a drain that are over the bound of a meta map.
+pub(crate) fn check_drain_meta(meta: &BTreeMap<Text, Text>) -> Result<(), Rejection> {
+    check_map("the drain's meta", meta, limits::META_BYTES_MAX).map_err(refused)
+}
+
 /// Refuses a tag of a version that has no name, or one too long.
 pub(crate) fn check_tag(name: &Text, description: &Text) -> Result<(), Rejection> {
     named("the tag", name).map_err(refused)?;

@@ -332,6 +332,7 @@ impl Driver {
             node: node_id(name),
             drain,
             mark_eligible: false,
+            meta: std::collections::BTreeMap::new(),
             evaluation_ids,
         }));
     }

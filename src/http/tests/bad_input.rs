@@ -144,9 +144,9 @@ fn nodes() -> Vec<Case> {
         case(
             "PUT",
             &node("drain"),
-            r#"{"DrainSpec": {"Deadline": 1}, "Meta": {"message": "disk"}}"#,
-            501,
-            "Meta of a drain is not supported",
+            r#"{"DrainSpec": {"Deadline": 1}, "Meta": {"message": 1}}"#,
+            400,
+            "Meta",
         ),
         case("PUT", &node("eligibility"), r#"{"Eligibility": "maybe"}"#, 400, "\"maybe\""),
         case("PUT", &node("eligibility"), "{}", 400, "eligible"),

@@ -295,7 +295,8 @@ async fn small_values_are_kept_or_empty_as_in_nomad() {
 
     let path = format!("/v1/node/{NODE}");
     assert_eq!(server.get(&path).await.ok()["LastDrain"], Value::Null);
-    let drain = json!({ "DrainSpec": { "Deadline": 1_000_000_000 } });
+    let noted = json!({ "message": "disk swap" });
+    let drain = json!({ "DrainSpec": { "Deadline": 1_000_000_000 }, "Meta": noted });
     server.put(&format!("{path}/drain"), &drain).await.ok();
     let last = server.get(&path).await.ok()["LastDrain"].clone();
     assert_eq!((&last["Status"], &last["AccessorID"]), (&json!("draining"), &json!("")));
@@ -303,6 +304,7 @@ async fn small_values_are_kept_or_empty_as_in_nomad() {
     let node = server.get(&path).await.ok();
     assert_eq!(node["LastDrain"]["Status"], "canceled");
     assert_eq!(node["LastDrain"]["StartedAt"], last["StartedAt"]);
+    assert_eq!((&last["Meta"], &node["LastDrain"]["Meta"]), (&noted, &noted));
     let nobody = "/v1/node/00000000-0000-0000-0000-000000000009/allocations";
     assert_eq!(server.get(nobody).await.ok(), json!([]));
     assert_eq!(server.get("/v1/node/nope/allocations").await.ok(), json!([]));

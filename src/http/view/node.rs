@@ -112,7 +112,7 @@ fn last_drain(drain: &LastDrain) -> Value {
         "UpdatedAt": time::rfc3339(drain.updated_at),
         "Status": drain.status.name(),
         "AccessorID": "",
-        "Meta": Value::Null,
+        "Meta": if drain.meta.is_empty() { Value::Null } else { text_map(&drain.meta) },
     })
 }
 

@@ -378,6 +378,7 @@ impl World {
                     node: node_id(NODES[*node]),
                     drain,
                     mark_eligible: true,
+                    meta: std::collections::BTreeMap::new(),
                     evaluation_ids: Vec::new(),
                 }));
             }

@@ -1,6 +1,6 @@
 //! Commands about nodes.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -135,6 +135,8 @@ pub struct SetDrain {
     pub drain: Option<Drain>,
     /// When it ends: eligible again?
     pub mark_eligible: bool,
+    /// What users note about the drain, kept with the last one of the node.
+    pub meta: BTreeMap<Text, Text>,
     pub evaluation_ids: Vec<EvaluationId>,
 }
 

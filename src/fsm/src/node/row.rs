@@ -263,6 +263,8 @@ pub struct LastDrain {
     pub updated_at: TimeMs,
     /// Invariant: `Draining` exactly while the node has a drain.
     pub status: DrainStatus,
+    /// What users noted about it, last at its end if they did then.
+    pub meta: BTreeMap<Text, Text>,
 }
 
 /// Resources and ports of a node.

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     apply::{Outcome, Turn},
+    bounds::check_drain_meta,
     command::{Rejection, Reply},
     evaluation::Trigger,
     id::{NodeId, Text},
@@ -91,7 +92,9 @@ impl Turn<'_> {
     }
 
     pub(crate) fn set_drain(&mut self, command: &SetDrain) -> Outcome {
-        let SetDrain { node: id, ref drain, mark_eligible, ref evaluation_ids } = *command;
+        let SetDrain { node: id, ref drain, mark_eligible, ref meta, ref evaluation_ids } =
+            *command;
+        check_drain_meta(meta)?;
         let mut node = self.node(id)?;
         if let Some(drain) = drain {
             let mut drain = drain.clone();
@@ -112,10 +115,10 @@ impl Turn<'_> {
                     index: self.index,
                 };
             }
-            self.begin_drain(&mut node, drain);
+            self.begin_drain(&mut node, drain, meta);
             self.record(&mut node, NodeChange::DrainBegan, "Node drain strategy set");
         } else {
-            if self.end_drain(&mut node, DrainStatus::Canceled) {
+            if self.end_drain(&mut node, DrainStatus::Canceled, meta) {
                 self.record(&mut node, NodeChange::DrainEnded, "Node drain disabled");
             }
             // The end of a drain gives back what the drain took, not what an operator took.
@@ -134,20 +137,28 @@ impl Turn<'_> {
     }
 
     /// Starts a drain, or changes it.
-    pub(crate) fn begin_drain(&self, node: &mut Node, drain: Drain) {
+    pub(crate) fn begin_drain(&self, node: &mut Node, drain: Drain, meta: &BTreeMap<Text, Text>) {
         node.last_drain = Some(LastDrain {
             started_at: drain.started_at,
             updated_at: self.at,
             status: DrainStatus::Draining,
+            meta: meta.clone(),
         });
         node.drain = Some(drain);
     }
 
-    /// Ends a drain; whether there was one.
-    pub(crate) fn end_drain(&self, node: &mut Node, status: DrainStatus) -> bool {
+    /// Ends a drain; whether there was one. Without new notes those of its start stay.
+    pub(crate) fn end_drain(
+        &self,
+        node: &mut Node,
+        status: DrainStatus,
+        meta: &BTreeMap<Text, Text>,
+    ) -> bool {
         let Some(drain) = node.drain.take() else { return false };
         let started_at = drain.started_at;
-        node.last_drain = Some(LastDrain { started_at, updated_at: self.at, status });
+        let noted = node.last_drain.take().map(|last| last.meta).unwrap_or_default();
+        let meta = if meta.is_empty() { noted } else { meta.clone() };
+        node.last_drain = Some(LastDrain { started_at, updated_at: self.at, status, meta });
         true
     }
 
@@ -170,7 +181,7 @@ impl Turn<'_> {
             // The drain that the drainer saw may have been replaced by one that is about more.
             let left = |drain| self.state.left_to_drain(*id, drain).next().is_some();
             if node.drain.as_ref().is_some_and(|drain| !left(drain))
-                && self.end_drain(&mut node, DrainStatus::Complete)
+                && self.end_drain(&mut node, DrainStatus::Complete, &BTreeMap::new())
             {
                 self.record(&mut node, NodeChange::DrainEnded, "Node drain complete");
                 self.put_node(node);

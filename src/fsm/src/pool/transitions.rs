@@ -475,10 +475,10 @@ impl Turn<'_> {
                     owner: DRAIN_OWNER.into(),
                     cancelable: true,
                 };
-                self.begin_drain(&mut node, drain);
+                self.begin_drain(&mut node, drain, &BTreeMap::new());
             }
             None if is_ours => {
-                self.end_drain(&mut node, DrainStatus::Canceled);
+                self.end_drain(&mut node, DrainStatus::Canceled, &BTreeMap::new());
             }
             Some(_) | None => {}
         }

@@ -205,6 +205,7 @@ fn node() -> Node {
             started_at: 40,
             updated_at: 41,
             status: DrainStatus::Draining,
+            meta: BTreeMap::from([("message".into(), "disk swap".into())]),
         }),
         affinity_key: "snapA".into(),
         create_index: 15,
@@ -485,6 +486,7 @@ pub(super) fn commands() -> Vec<Command> {
             node,
             drain: Some(drain()),
             mark_eligible: true,
+            meta: BTreeMap::from([("message".into(), "disk swap".into())]),
             evaluation_ids: evaluation_ids.clone(),
         }),
         Command::AdvanceDrains(AdvanceDrains {

@@ -352,7 +352,13 @@ impl Maker<'_> {
                     cancelable: true,
                 });
                 let mark_eligible = !self.dice.one_in(4);
-                Command::SetDrain(SetDrain { node, drain, mark_eligible, evaluation_ids })
+                Command::SetDrain(SetDrain {
+                    node,
+                    drain,
+                    mark_eligible,
+                    meta: std::collections::BTreeMap::new(),
+                    evaluation_ids,
+                })
             }
             _ => Command::AdvanceDrains(AdvanceDrains {
                 migrate: vec![self.allocation(), self.allocation()],
@@ -832,14 +838,14 @@ fn setting(name: &str) -> Option<u64> {
 #[test]
 fn replicas_agree_on_random_commands() {
     if let Some(seed) = setting("FSM_RANDOM_SEED") {
-        run(seed, 360);
+        run(seed, 400);
         return;
     }
     let limit = setting("FSM_RANDOM_SECONDS").map(Duration::from_secs);
     let started = Instant::now();
     let (mut seed, mut taken, mut placed, mut bound, mut evicted) = (0, 0, 0, 0, 0);
     while limit.map_or(seed < 48, |limit| started.elapsed() < limit) {
-        let (more_taken, more_placed, more_bound, more_evicted) = run(seed, 360);
+        let (more_taken, more_placed, more_bound, more_evicted) = run(seed, 400);
         taken += more_taken;
         placed += more_placed;
         bound += more_bound;
@@ -850,7 +856,7 @@ fn replicas_agree_on_random_commands() {
         "{seed} seeds, {taken} commands taken, {placed} allocations, {bound} bound, {evicted} evicted"
     );
     // Commands that are all refused would test nothing.
-    assert!(taken > seed * 150, "{taken} of {} commands were taken", seed * 360);
+    assert!(taken > seed * 150, "{taken} of {} commands were taken", seed * 400);
     assert!(placed > usize::try_from(seed).unwrap() * 6, "{placed} allocations");
     assert!(bound > seed, "{bound} nodes registered as instances");
     assert!(evicted > 0, "nothing was preempted");

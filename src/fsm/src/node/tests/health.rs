@@ -392,6 +392,7 @@ fn offline_outlives_a_drain() {
                 node,
                 drain: None,
                 mark_eligible: true,
+                meta: std::collections::BTreeMap::new(),
                 evaluation_ids: Vec::new(),
             });
             driver.accept(end);

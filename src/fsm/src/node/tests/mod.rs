@@ -713,6 +713,7 @@ fn a_drain_in_place_of_another_does_not_end_with_it() {
                 cancelable: false,
             }),
             mark_eligible: false,
+            meta: std::collections::BTreeMap::new(),
             evaluation_ids: Vec::new(),
         })
     };
@@ -824,7 +825,13 @@ fn a_drains_deadline_counts_from_log_time() {
             cancelable: false,
         };
         let (mark_eligible, evaluation_ids) = (false, Vec::new());
-        Command::SetDrain(SetDrain { node, drain: Some(drain), mark_eligible, evaluation_ids })
+        Command::SetDrain(SetDrain {
+            node,
+            drain: Some(drain),
+            mark_eligible,
+            meta: std::collections::BTreeMap::new(),
+            evaluation_ids,
+        })
     };
     driver.accept(drain(5, 600));
     let row = driver.node_row("a").drain.clone().unwrap();
