@@ -35,6 +35,8 @@ const ROWS: usize = usize::MAX;
 struct Prediction {
     annotations: Annotations,
     failed: BTreeMap<Text, Metrics>,
+    /// Evaluations that the pass would leave: blocked ones and those for later.
+    created: Vec<Value>,
     diff: Value,
     /// The job's index before.
     job_modify_index: Index,
@@ -73,7 +75,7 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
             "DesiredTGUpdates": desired,
             "PreemptedAllocs": preempted.iter().map(|id| json!({ "ID": id.to_string() })).collect::<Vec<_>>(),
         },
-        "CreatedEvals": [],
+        "CreatedEvals": prediction.created,
         "Diff": if with_diff { annotated(prediction.diff, &prediction.annotations) } else { Value::Null },
         "FailedTGAllocs": if failed.is_empty() { Value::Null } else { failed.into() },
         "JobModifyIndex": prediction.job_modify_index,
@@ -114,6 +116,7 @@ fn predict(
     let mut prediction = Prediction {
         annotations: Annotations::default(),
         failed: BTreeMap::new(),
+        created: Vec::new(),
         diff,
         job_modify_index,
     };
@@ -128,6 +131,9 @@ fn predict(
         let made = scheduler::annotate(&trial, &plan, spec.as_deref());
         prediction.add(made, attempt == 0);
         if let Some(outcome) = plan.outcome {
+            let created = outcome.evaluations.iter();
+            prediction.created =
+                created.map(|row| view::evaluation_in(&trial, row, None)).collect();
             prediction.failed = outcome.failed_groups;
             break;
         }

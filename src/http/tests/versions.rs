@@ -171,6 +171,7 @@ async fn a_plan_says_what_a_registration_would_do_and_writes_nothing() {
     large["TaskGroups"][0]["Tasks"][0]["Resources"] = json!({ "CPU": 900_000, "MemoryMB": 64 });
     let failed = plan(large, false).await.ok();
     assert_eq!(failed["Diff"], Value::Null);
+    assert_eq!(failed["CreatedEvals"][0]["Status"], "blocked", "{failed}");
     assert_eq!(failed["FailedTGAllocs"]["web"]["DimensionExhausted"]["cpu"], 1, "{failed}");
     // A job that does not exist is all new; one that may not be registered has no plan.
     let mut new = web_job("db");
