@@ -363,27 +363,35 @@ pub(super) fn follow(
     silent: bool,
 ) -> anyhow::Result<Value> {
     let ended = Follower { context, style, silent, shown: String::new() }.follow(id)?;
-    let reverts = ended.entries("TaskGroups").iter().any(|(_, state)| state.flag("AutoRevert"));
-    if ended.text("Status") == "failed" && reverts {
-        let path = format!("/v1/job/{}/deployment", encode(ended.text("JobID")));
-        let namespace = [("namespace", ended.text("Namespace"))];
-        let rolls_back = ended.text("StatusDescription").contains("rolling back to job version")
-            && !ended.text("StatusDescription").contains("not rolling back");
-        while rolls_back {
-            let latest = context.get_patiently(&path, &namespace)?;
-            if latest.number("CreateIndex") > ended.number("CreateIndex") {
-                let mut back = Follower { context, style, silent, shown: String::new() };
-                back.follow(latest.text("ID"))?;
-                break;
-            }
-            let job = context.get_patiently(path.trim_end_matches("/deployment"), &namespace)?;
-            if job.number("Version") > ended.number("JobVersion") + 1 || job.flag("Stop") {
-                break;
-            }
-            context.pause();
-        }
+    let why = ended.text("StatusDescription");
+    if why.contains("- rolling back to job version") {
+        await_rollback(context, &ended, style, silent)?;
     }
     Ok(ended)
+}
+
+/// Follows the deployment of the version that a job goes back to, unless the job is changed once more or stopped first.
+fn await_rollback(
+    context: &Context,
+    ended: &Value,
+    style: Style,
+    silent: bool,
+) -> anyhow::Result<()> {
+    let job_path = format!("/v1/job/{}", encode(ended.text("JobID")));
+    let namespace = [("namespace", ended.text("Namespace"))];
+    loop {
+        let latest = context.get_patiently(&format!("{job_path}/deployment"), &namespace)?;
+        if latest.number("CreateIndex") > ended.number("CreateIndex") {
+            let mut back = Follower { context, style, silent, shown: String::new() };
+            back.follow(latest.text("ID"))?;
+            return Ok(());
+        }
+        let job = context.get_patiently(&job_path, &namespace)?;
+        if job.number("Version") > ended.number("JobVersion") + 1 || job.flag("Stop") {
+            return Ok(());
+        }
+        context.pause();
+    }
 }
 
 struct Follower<'a> {

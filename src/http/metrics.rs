@@ -162,7 +162,7 @@ use Kind::{Counter, Gauge};
 
 /// What metrics are about, by the beginning of their names behind `nomad.`; the first that fits holds. docs/operations.md,
 /// docs/pools.md and docs/capacity.md have each.
-const DESCRIBED: [(&str, Kind, &str); 35] = [
+const DESCRIBED: [(&str, Kind, &str); 36] = [
     ("raft.log.first_index", Gauge, "First index in the log on disk."),
     ("raft.log.", Counter, "Writes of the log on disk since the start."),
     ("raft.", Gauge, "Consensus: term, indexes, whether this server leads."),
@@ -208,6 +208,7 @@ const DESCRIBED: [(&str, Kind, &str); 35] = [
     ("capacity.", Gauge, "Capacity groups: what is required, decided and there."),
     ("process.cpu_ms", Counter, "Processor time of this process."),
     ("process.", Gauge, "Memory of this process."),
+    ("deployments.", Gauge, "Deployments with a deadline that the leader watches."),
     ("leader.", Gauge, "The machines of the leader."),
     ("", Gauge, "See docs/operations.md."),
 ];

@@ -239,6 +239,7 @@ impl World {
         self.rank(&mut spec);
         self.leave_a_key(&mut spec);
         self.roll(&mut spec);
+        self.draw_rollout(&mut spec);
         for group in &mut spec.groups {
             let healthy_ms_min = self.chance.pick(&[1_000, 1_000, 10_000, 20_000]);
             group.migrate.healthy_ms_min = healthy_ms_min.unwrap_or(1_000);

@@ -126,6 +126,18 @@ events! {
     Rescheduled => "a failed allocation waits for its reschedule",
     /// A rolling update took another step.
     RollingUpdate => "a rolling update took another step",
+    /// A deployment of a version began.
+    DeploymentBegun => "a deployment began",
+    /// Canaries were promoted.
+    DeploymentPromoted => "canaries were promoted",
+    /// A version was rolled out.
+    DeploymentSuccessful => "a deployment was successful",
+    /// A version was not.
+    DeploymentFailed => "a deployment failed",
+    /// A version made no progress.
+    DeploymentExpired => "a deployment failed at its deadline",
+    /// A job went back to a stable version.
+    DeploymentReverted => "a job was taken back to a stable version",
     /// Something was forgotten.
     Collected => "garbage was collected",
     /// The cluster worked undisturbed.

@@ -4,7 +4,7 @@
 //! Calm spells are the opposite of trouble: the cluster works undisturbed for some rounds, so that what follows meets jobs that run, drains that
 //! are under way and stops that are not reported yet, and not only a cluster that never got so far.
 
-use crate::{coverage::Event, groups, swarm::Swarm, updates, world::World};
+use crate::{coverage::Event, groups, rollouts, swarm::Swarm, updates, world::World};
 use chance::Dice;
 
 /// Makes these dice others than those of the older settings.
@@ -108,6 +108,8 @@ impl World {
         self.hear_tenants(seed, number);
         self.hurry = updates::hurry(seed, u64::from(number));
         self.hurry_updates();
+        self.steering = rollouts::steering(seed, u64::from(number));
+        self.steer_deployments();
         self.fail_together(seed, number);
         self.live_and_die(seed, number);
         self.balance(seed, number);

@@ -17,6 +17,7 @@ pub(crate) mod evictions;
 pub(crate) mod needs;
 mod nodes;
 mod pools;
+mod rollouts;
 mod step;
 mod strikes;
 #[cfg(test)]

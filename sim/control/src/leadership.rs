@@ -25,6 +25,7 @@ use crate::{
     order::{self, History, Overdue},
     pools::promises::PoolPromises,
     promises::{self, Promises, Seen},
+    rollouts::Expiries,
     world::{CallId, World},
 };
 use chance::Dice;
@@ -67,6 +68,7 @@ pub(crate) struct Leadership {
     /// For the oracle.
     history: History,
     overdue: Overdue,
+    expiries: Expiries,
     pub(crate) promises: Promises,
     pool_promises: PoolPromises,
     /// The applier stands still until then.
@@ -127,6 +129,7 @@ impl World {
             heard: BTreeMap::new(),
             history: History::default(),
             overdue: Overdue::default(),
+            expiries: Expiries::default(),
             promises: Promises::default(),
             pool_promises: PoolPromises::default(),
             stalled_until: 0,
@@ -273,8 +276,9 @@ impl World {
         let broken = commands.iter().find_map(|command| order::judge_drains(now, state, command));
         let known = commands.iter().chain(leadership.services.waiting());
         let late = leadership.overdue.looked(now, state, known);
+        let expired_late = leadership.expiries.looked(now, state, commands);
         leadership.history.saw(state);
-        let broken = broken.into_iter().chain(late);
+        let broken = broken.into_iter().chain(late).chain(expired_late);
         let seen = Seen { now, state, truth: self.log.truth() };
         let late = leadership.judge_promises(&seen, &missed, commands);
         let of_pools = leadership.pool_promises.looked(now, leadership.anchor, state, commands);

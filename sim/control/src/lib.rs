@@ -38,6 +38,7 @@ mod pools;
 mod postconditions;
 mod promises;
 mod quiet;
+mod rollouts;
 mod shrink;
 mod stretches;
 mod swarm;

@@ -31,6 +31,7 @@ use crate::{
     log::{Applied, Log},
     node_memory::NodeMemory,
     postconditions::{self, Entry},
+    rollouts,
     world::World,
 };
 
@@ -319,9 +320,10 @@ impl Pass<'_> {
                     })
             });
             let updated = updated.count();
+            // An agent or a person has said that it is healthy, and it runs.
             let is_there = |row: &Allocation| {
-                needs::runs_since(row)
-                    .is_some_and(|since| self.now().saturating_sub(since) >= update.healthy_ms_min)
+                let healthy = row.deployment.and_then(|own| own.is_healthy());
+                healthy == Some(true) && row.client == ClientStatus::Running
             };
             let rows = self.snapshot.allocations().iter().filter(|row| {
                 row.job == plan.job
@@ -340,12 +342,6 @@ impl Pass<'_> {
                 ));
             }
         }
-    }
-
-    /// Log time of the pass.
-    fn now(&self) -> u64 {
-        let row = self.snapshot.evaluations().get(&self.plan.evaluation);
-        self.snapshot.at().max(row.map_or(0, |row| row.wait_until))
     }
 }
 
@@ -501,6 +497,7 @@ fn note_command(
     command: &Command,
     coverage: &mut crate::Coverage,
 ) {
+    rollouts::note(before, &applied.state, coverage);
     let liveness = |id| applied.state.nodes().get(id).map(|node| node.liveness);
     match command {
         Command::NodeLiveness(NodeLiveness { changes, .. }) => {

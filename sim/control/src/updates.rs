@@ -51,6 +51,7 @@ impl World {
                 let spec = job.and_then(|job| truth.current_spec(job)).map(|spec| (**spec).clone());
                 let Some(mut spec) = spec.filter(ends) else { return };
                 self.roll(&mut spec);
+                self.draw_rollout(&mut spec);
                 let (spec, evaluation) = (spec.into(), EvaluationId(self.ids.next()));
                 let (enforce_index, evaluation_priority) = (None, None);
                 self.ask(Command::RegisterJob(RegisterJob {

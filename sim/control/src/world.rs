@@ -19,6 +19,7 @@ use crate::{
     log::{Log, Ticket},
     oracle::Oracle,
     pools::{self, Pools},
+    rollouts,
     stretches::{self, Stretch},
     swarm::Swarm,
     tenants, updates,
@@ -120,6 +121,8 @@ pub(crate) struct World {
     pub(crate) stretch: Option<Stretch>,
     /// How updates are hurried in the step under way; none: they are not.
     pub(crate) hurry: Option<updates::Hurry>,
+    /// What people do with deployments in the step under way; none: nothing.
+    pub(crate) steering: Option<rollouts::Steering>,
     /// Dice of how jobs are divided, for the step under way; none: each has one group.
     pub(crate) groups: Option<Dice>,
     /// Dice of who evicts whom, for the step under way; none: as by default.
@@ -168,6 +171,7 @@ impl World {
             pools,
             stretch: stretches::draw(seed, STEPS),
             hurry: updates::hurry(seed, u64::MAX - 1),
+            steering: rollouts::steering(seed, u64::MAX - 1),
             groups: groups::dice(seed, u64::MAX - 1),
             ranks: evictions::dice(seed, u64::MAX - 1),
             chance: extra::dice(seed, u64::MAX - 1),

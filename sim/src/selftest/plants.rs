@@ -63,7 +63,7 @@ const SERVERS: Finder = Finder::Simulation(&[Tier::Servers]);
 const BOTH: Finder = Finder::Simulation(&[Tier::ControlPlane, Tier::Servers]);
 
 /// All of them.
-pub(super) const PLANTS: [Planted; 47] = [
+pub(super) const PLANTS: [Planted; 52] = [
     Planted::new(
         "M1",
         "skip-log-sync",
@@ -294,6 +294,36 @@ pub(super) const PLANTS: [Planted; 47] = [
         "no-second-look",
         "wake-up-alone",
         "a wait for an index ends by its wake-up alone",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "health-counted-twice",
+        "healthy-with-each-change",
+        "an allocation counts as healthy with each of its changes",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "promotion-forgotten",
+        "promotion-without-evaluation",
+        "nobody looks at a job whose canaries were promoted by themselves",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "unhealthy-promoted",
+        "any-canary-is-healthy",
+        "canaries are promoted that are not healthy",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "revert-loop",
+        "revert-to-the-same",
+        "a failed version is taken back to one that does the same",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "deadline-anew",
+        "progress-deadline-moves",
+        "a progress deadline is counted anew by each leader",
         CONTROL_PLANE,
     ),
 ];

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use fsm::{
     Allocation, AllocationId, ClientStatus, JobKind, Liveness, TaskGroup, TimeMs,
     allocation::{ENDED_BY_REQUEST, RescheduleEvent},
+    job::ReschedulePolicy,
 };
 
 use crate::{
@@ -255,8 +256,18 @@ impl<'a> Of<'a, '_> {
         self.rollout.has_failed() && self.rollout.owns(allocation)
     }
 
+    /// When a failed allocation is tried again: what its own version says, if what takes its place will run that one.
+    fn policy(&self, allocation: &Allocation) -> Option<ReschedulePolicy> {
+        let is_current = (allocation.job_create_index, allocation.job_version) == self.version;
+        if is_current || self.rollout.is_open(self.group, false) {
+            return self.group.reschedule;
+        }
+        let spec = self.pass.state.allocation_spec(allocation)?;
+        spec.group(&allocation.group)?.reschedule
+    }
+
     fn sort(&self, allocations: &[&'a Allocation]) -> Sorted<'a> {
-        let Self { pass, kind, version, group, .. } = *self;
+        let Self { pass, kind, version, .. } = *self;
         let mut sorted = Sorted::default();
         for allocation in allocations {
             let superseded =
@@ -293,9 +304,8 @@ impl<'a> Of<'a, '_> {
                     if !is_ours || (kind == JobKind::Batch && !current) {
                         continue;
                     }
-                    let policy =
-                        group.reschedule.as_ref().filter(|_| !self.is_given_up(allocation));
-                    match reschedule::when(policy, allocation, pass) {
+                    let policy = self.policy(allocation).filter(|_| !self.is_given_up(allocation));
+                    match reschedule::when(policy.as_ref(), allocation, pass) {
                         When::Now => sorted.failed_now.push(allocation),
                         When::At(due) => {
                             sorted.later.push((due, allocation.id));
@@ -372,8 +382,8 @@ impl<'a> Of<'a, '_> {
             placements.push(replace(allocation, allocation.reschedules.clone(), false));
         }
         for allocation in sorted.failed_now.iter().take(missing) {
-            let policy = self.group.reschedule.as_ref();
-            let history = reschedule::history(policy, allocation, self.pass.now);
+            let policy = self.policy(allocation);
+            let history = reschedule::history(policy.as_ref(), allocation, self.pass.now);
             placements.push(replace(allocation, history, true));
         }
         missing = missing.saturating_sub(sorted.failed_now.len());

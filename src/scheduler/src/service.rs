@@ -211,10 +211,10 @@ impl<'a> Work<'a> {
                 && !destructive[number].is_empty()
         };
         let is_needed = spec.groups.iter().enumerate().any(|(number, group)| {
-            let changed = !destructive[number].is_empty() || self.in_place.contains(&number);
+            let is_updated = !destructive[number].is_empty() || self.in_place.contains(&number);
             self.rollout.strategy(group).is_some()
                 && group.count > 0
-                && (changed || !changes[number].has_run)
+                && (is_updated || !changes[number].has_run)
         });
         let version = self.draft.target.version();
         for (number, (group, own)) in spec.groups.iter().zip(changes.iter_mut()).enumerate() {

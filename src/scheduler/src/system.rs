@@ -247,8 +247,11 @@ impl<'a> Work<'a> {
         let mut done = 0;
         for allocation in updates {
             if done == limit {
-                let pause =
-                    update.map_or(0, |update| update.stagger_ms).max(reconcile::LOOK_MS_MIN);
+                // What this pass placed may be healthy by then; what did not come up takes longer.
+                let pause = update.map_or(0, |update| {
+                    if done > 0 { update.healthy_ms_min } else { update.stagger_ms }
+                });
+                let pause = pause.max(reconcile::LOOK_MS_MIN);
                 let wait_until = self.draft.pass.now.saturating_add(pause);
                 evaluate::follow_up_rolling(&mut self.draft, wait_until);
                 break;

@@ -6,8 +6,8 @@ use std::{
 };
 
 use fsm::{
-    Allocation, ClientStatus, DesiredStatus, EvaluationStatus, Job, JobKind, JobSpec, Node, NodeId,
-    State, TaskGroup,
+    Allocation, ClientStatus, DeploymentStatus, DesiredStatus, EvaluationStatus, Job, JobKind,
+    JobSpec, Node, NodeId, State, TaskGroup, deployment::DeploymentGroup,
 };
 
 use super::{
@@ -91,10 +91,13 @@ impl Ending<'_> {
     /// I39: as many as are wanted live or are done, or exactly one blocked evaluation waits and no node has room. I46: all of the current version.
     fn counted(&self, group: &TaskGroup, out: &mut Vec<Broken>) {
         let key = &self.job.key;
-        let live = self.rows(group).filter(|row| is_live(row)).count();
+        let live = self.rows(group).filter(|row| is_live(row) && !row.is_canary()).count();
         let wanted = group.count as usize;
         if live > wanted {
             out.push(Broken("I39", format!("{live} of {wanted} instances of {key} are live")));
+        }
+        if self.is_held(group) {
+            return;
         }
         let missing = self.missing(group);
         let blocked = self.blocked(None);
@@ -130,15 +133,44 @@ impl Ending<'_> {
         parallel > 0 && failed.count() >= parallel
     }
 
+    /// The deployment of the job's version has failed or is paused, or the group's canaries wait for their promotion: nothing new is made, and what is of an
+    /// older version stays.
+    pub(super) fn is_held(&self, group: &TaskGroup) -> bool {
+        let row = self.state.current_deployment(self.job);
+        row.is_some_and(|row| match row.status {
+            DeploymentStatus::Failed | DeploymentStatus::Paused => true,
+            DeploymentStatus::Running => {
+                row.groups.get(&group.name).is_some_and(DeploymentGroup::is_canarying)
+            }
+            DeploymentStatus::Successful | DeploymentStatus::Cancelled => false,
+        })
+    }
+
+    /// The next step of an update follows from what an agent says of an instance's health, or from the deadline of the deployment.
+    pub(super) fn waits_for_health(&self, group: &TaskGroup) -> bool {
+        let row = self.state.current_deployment(self.job).filter(|row| row.is_active());
+        let Some(deployment) = row.filter(|row| row.groups.contains_key(&group.name)) else {
+            return false;
+        };
+        self.rows(group).any(|row| {
+            let own = row.deployment.filter(|own| own.id == deployment.id);
+            is_live(row) && own.is_some_and(|own| own.is_healthy() != Some(true))
+        })
+    }
+
     /// Instances that somebody has to make.
     pub(super) fn missing(&self, group: &TaskGroup) -> usize {
         let made = self.rows(group).filter(|row| self.counts(row, group));
-        let names: BTreeSet<_> = made.map(|row| row.name_index).collect();
+        // A promoted canary has the name of an instance that goes for it.
+        let names: BTreeSet<_> = made.map(|row| (row.name_index, row.canary_of)).collect();
         (group.count as usize).saturating_sub(names.len())
     }
 
     /// An instance that nobody has to make any more: it lives, a batch job has finished it, or it failed as often as it may.
     fn counts(&self, row: &Allocation, group: &TaskGroup) -> bool {
+        if row.is_canary() {
+            return false;
+        }
         if is_live(row) {
             return true;
         }

@@ -11,6 +11,7 @@ use super::{
     Broken, evictions,
     needs::{self, has_ended, in_service, is_live},
     nodes::NodeStep,
+    rollouts,
 };
 
 /// What is due within this time counts as due now: failures that are due close together are looked at together, at the time of the first.
@@ -37,6 +38,7 @@ pub fn check_step(old: &State, new: &State) -> Vec<Broken> {
     step.allocations(&mut out);
     step.jobs(&mut out);
     NodeStep { old, new, one_entry: step.one_entry }.judge(&mut out);
+    rollouts::judge(old, new, step.one_entry, &mut out);
     if step.one_entry {
         step.gains(&mut out);
         evictions::of_entry(old, new, &mut out);
@@ -152,6 +154,9 @@ impl Step<'_> {
             out.push(Broken("I40", format!("{id} was placed for a job that is stopped")));
             return;
         };
+        if !is_current && self.takes_a_place(row, job) {
+            return;
+        }
         if !is_current {
             let detail = format!("{id} was placed for an old version of {}", row.job);
             out.push(Broken("I31", detail));
@@ -172,8 +177,12 @@ impl Step<'_> {
             is_live(other) && other.job == row.job && other.group == row.group && !other.per_node
         });
         let live_of_group = live_of_group.count();
-        if !spec.kind.is_per_node() && live_of_group > group.count as usize {
-            let (key, count) = (&row.job, group.count);
+        // Canaries are beside the others, until those that they take the place of have gone.
+        let deployment = self.new.current_deployment(job);
+        let canaries = deployment.and_then(|deployment| deployment.groups.get(&row.group));
+        let count = group.count + canaries.map_or(0, |own| own.goal.canaries);
+        if !spec.kind.is_per_node() && live_of_group > count as usize {
+            let key = &row.job;
             let detail = format!("{live_of_group} instances of {key} are live of {count}");
             out.push(Broken("I38", detail));
         }
@@ -273,6 +282,14 @@ impl Step<'_> {
         count
     }
 
+    /// An instance of an older version that takes the place of one of the same version, while the current one is rolled out.
+    fn takes_a_place(&self, row: &Allocation, job: &fsm::Job) -> bool {
+        // It may have been let go on since the pass looked.
+        let is_rolled_out = self.new.current_deployment(job).is_some();
+        let previous = row.previous.and_then(|id| self.old.allocations().get(&id));
+        is_rolled_out && previous.is_some_and(|previous| version(previous) == version(row))
+    }
+
     /// I46: a rolling update replaces at most `max_parallel` at a time.
     fn rolling_update(&self, row: &Allocation, out: &mut Vec<Broken>) {
         let Some(job) = self.old.jobs().get(&row.job) else { return };
@@ -310,7 +327,7 @@ impl Step<'_> {
         }
     }
 
-    /// I43: versions only rise, by one at a time, within one life of a job, and only for another spec or a new start.
+    /// I43: versions only rise, by one at a time, within one life of a job, and only for another spec, a stop, or a new start.
     fn jobs(&self, out: &mut Vec<Broken>) {
         for before in self.old.jobs().iter() {
             let Some(after) = self.new.jobs().get(&before.key) else { continue };
@@ -328,11 +345,11 @@ impl Step<'_> {
             }
             let same_spec = self.new.current_spec(after) == self.old.current_spec(before);
             let moved = after.version != before.version;
-            let started = before.stop && !after.stop;
-            if self.one_entry && moved == (same_spec && !started) {
+            let turned = before.stop != after.stop;
+            if self.one_entry && moved == (same_spec && !turned) {
                 let detail = format!(
                     "the version of {key} moved: {moved}, its spec is the same: {same_spec}, \
-                     it was started again: {started}"
+                     it was stopped or started again: {turned}"
                 );
                 out.push(Broken("I43", detail));
             }

@@ -69,13 +69,18 @@ impl Waiting<'_> {
     fn counted(&self, group: &TaskGroup, out: &mut Vec<Broken>) {
         let Ending { state, job, spec } = self.ending;
         let key = &job.key;
+        if self.ending.is_held(group) {
+            return;
+        }
         let missing = self.ending.missing(group);
         if missing > 0 && self.open.is_empty() {
             out.push(Broken("I39", format!("{missing} of {key} are missing, and nobody looks")));
         }
         let mut rows = self.ending.rows(group);
         let outdated = rows.find(|row| is_live(row) && !self.ending.is_current(row));
-        let nobody_looks = self.open.is_empty() && !self.ending.is_held_up(group);
+        let nobody_looks = self.open.is_empty()
+            && !self.ending.is_held_up(group)
+            && !self.ending.waits_for_health(group);
         if let Some(row) = outdated.filter(|_| nobody_looks) {
             let (name, version) = (row.name(), row.job_version);
             out.push(Broken("I46", format!("{name} is of version {version}, and nobody looks")));

@@ -23,6 +23,7 @@ pub(crate) struct Touched {
 
 /// What an allocation counts as.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a count of its own")]
 struct Share {
     placed: bool,
     healthy: bool,

@@ -75,6 +75,7 @@ pub struct NewDeployment {
 
 /// How a group of a deployment stands.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "settings and marks of a row")]
 pub struct DeploymentGroup {
     pub auto_revert: bool,
     pub auto_promote: bool,

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use super::{DropReason, Placement, Plan};
 use crate::{
     allocation::{Allocation, NameScope},
+    deployment::DeploymentGroup,
     id::{DeploymentId, JobKey},
     job::{Job, JobSpec},
     limits,
@@ -112,7 +113,7 @@ pub(super) fn canary_deployment(
 ) -> Result<DeploymentId, DropReason> {
     let row = state.current_deployment(job).filter(|row| row.is_active());
     let row = row
-        .filter(|row| row.groups.get(&placement.group).is_some_and(|group| group.is_canarying()));
+        .filter(|row| row.groups.get(&placement.group).is_some_and(DeploymentGroup::is_canarying));
     row.map(|row| row.id).ok_or(DropReason::NoCanaries)
 }
 

@@ -523,18 +523,15 @@ pub(super) fn commands() -> Vec<Command> {
         Command::DigestVerdict(DigestVerdict { mark: 18, digest: Digest(19) }),
         collection(),
     ]);
-    commands.extend(pools::commands());
-    commands.extend(capacity::commands());
-    commands.push(Command::MarkJobVersion(MarkJobVersion {
-        job: job_key("t"),
-        mark: VersionMark::Tag {
-            version: Some(3),
-            name: "golden".into(),
-            description: "the one that works".into(),
-        },
-    }));
-    commands.extend(deployments::commands());
-    commands.push(Command::DeleteEvaluations(DeleteEvaluations { ids: vec![evaluation] }));
+    let mark = VersionMark::Tag {
+        version: Some(3),
+        name: "golden".into(),
+        description: "the one that works".into(),
+    };
+    let later = vec![Command::MarkJobVersion(MarkJobVersion { job: job_key("t"), mark })];
+    let last = vec![Command::DeleteEvaluations(DeleteEvaluations { ids: vec![evaluation] })];
+    let more = [pools::commands(), capacity::commands(), later, deployments::commands(), last];
+    commands.extend(more.concat());
     commands
 }
 

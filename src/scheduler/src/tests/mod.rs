@@ -13,6 +13,7 @@ mod random;
 mod ranking;
 mod reconcile;
 mod reschedule;
+mod rollout;
 mod service;
 mod shares;
 mod system;

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    Allocation, AllocationId, ClientStatus, DesiredStatus, EvaluationStatus, JobKind, JobSpec,
-    Liveness, Node, NodeId, Plan, State, TaskGroup, Text, Trigger,
+    Allocation, AllocationId, ClientStatus, DeploymentStatus, DesiredStatus, EvaluationStatus,
+    JobKind, JobSpec, Liveness, Node, NodeId, Placement, Plan, State, TaskGroup, Text, Trigger,
+    deployment::{DeploymentGroup, FailDeployment, PromoteDeployment},
     job::{Affinity, Constraint, Network, PortAsk, Spread},
     node::Health,
     resources::Resources,
@@ -125,6 +126,31 @@ struct After<'a> {
     stopping_ports: BTreeMap<NodeId, BTreeSet<u16>>,
 }
 
+/// The group of a placement in the version that it runs.
+fn placed_group<'a>(
+    state: &'a State,
+    spec: &'a JobSpec,
+    plan: &Plan,
+    placement: &Placement,
+) -> &'a TaskGroup {
+    let older = placement
+        .version
+        .and_then(|version| state.job_spec(&plan.job, plan.job_create_index, version));
+    older.map_or(spec, |older| &**older).group(&placement.group).unwrap()
+}
+
+/// The group's deployment holds back what is new: its canaries wait, or it has failed.
+fn is_held(state: &State, spec: &JobSpec, group: &TaskGroup, plan: &Plan) -> bool {
+    let begins = plan.deployment.as_ref().and_then(|new| new.goals.get(&group.name));
+    let job = state.jobs().get(&spec.key).unwrap();
+    let deployment = state.current_deployment(job);
+    begins.is_some_and(|goal| goal.canaries > 0)
+        || deployment.is_some_and(|row| {
+            let canarying = row.groups.get(&group.name).is_some_and(DeploymentGroup::is_canarying);
+            row.status == DeploymentStatus::Failed || (row.is_active() && canarying)
+        })
+}
+
 fn ask(group: &TaskGroup) -> Resources {
     Resources {
         cpu_mhz: group.tasks.iter().map(|task| task.resources.cpu_mhz).sum(),
@@ -162,7 +188,7 @@ impl<'a> After<'a> {
             });
         }
         for placement in &plan.placements {
-            let group = spec.group(&placement.group).unwrap();
+            let group = placed_group(state, spec, plan, placement);
             let (static_ports, dynamic_ports) = asked_ports(group);
             instances.push(Instance {
                 node: placement.node,
@@ -300,7 +326,8 @@ fn check_stops(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) {
                 assert!(!suits(spec, group.unwrap(), node));
             }
             "alloc not needed due to job update" => {
-                if group.is_some_and(|group| group.count > 0) {
+                // A canary of a deployment that is over is not needed, however many there are.
+                if group.is_some_and(|group| group.count > 0) && !row.is_canary() {
                     *not_needed.entry(&row.group).or_default() += 1;
                 }
             }
@@ -317,8 +344,19 @@ fn check_stops(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) {
             })
             .count();
         assert!(stopped <= counted.saturating_sub(wanted), "{stopped} of {counted} for {wanted}");
-        assert!(after.count(group) <= wanted);
+        assert!(after.count(group) <= wanted + canaries(state, spec, group, plan));
     }
+}
+
+/// Canaries of the group that live after the plan.
+fn canaries(state: &State, spec: &JobSpec, group: &str, plan: &Plan) -> usize {
+    let stopped = |row: &Allocation| plan.stops.iter().any(|stop| stop.id == row.id);
+    let rows = state.allocations_of_job(&spec.key).filter(|row| &*row.group == group);
+    let kept = rows.filter(|row| row.is_live() && row.is_canary() && !stopped(row)).count();
+    let placed = plan.placements.iter().filter(|one| one.canary && &*one.group == group).count();
+    let most = spec.group(group).and_then(|group| group.update).map_or(0, |update| update.canaries);
+    assert!(kept + placed <= most as usize, "{kept} and {placed} canaries of {most}");
+    kept + placed
 }
 
 /// Whether a row counts towards what its group wants: it lives where it can, has done its work, or has failed and not been made up for.
@@ -326,7 +364,7 @@ fn counts(state: &State, row: &Allocation, spec: &JobSpec, plan: &Plan) -> bool 
     if is_over(state, row, spec, plan) {
         return true;
     }
-    if row.desired != DesiredStatus::Run {
+    if row.desired != DesiredStatus::Run || row.is_canary() {
         return false;
     }
     let replaced = row.next.is_some_and(|next| state.allocations().contains(&next))
@@ -358,7 +396,7 @@ fn is_over(state: &State, row: &Allocation, spec: &JobSpec, plan: &Plan) -> bool
 
 fn check_places(after: &After<'_>, plan: &Plan) {
     for placement in &plan.placements {
-        let group = after.spec.group(&placement.group).unwrap();
+        let group = placed_group(after.state, after.spec, plan, placement);
         let node = after.state.nodes().get(&placement.node).unwrap();
         assert!(takes_work(node) && suits(after.spec, group, node), "{placement:?}");
         assert!(after.is_distinct_with(group, node, 0), "{placement:?}");
@@ -382,10 +420,14 @@ fn check_counted(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) 
             })
             .filter(|row| counts(state, row, spec, plan))
             .count();
-        let there = after.count(&group.name) + ended;
+        let living = after.count(&group.name) - canaries(state, spec, &group.name, plan);
+        let there = living + ended;
         let wanted = group.count as usize;
+        assert!(living <= wanted);
+        if is_held(state, spec, group, plan) {
+            continue;
+        }
         assert!(there + queued >= wanted, "{there} and {queued} of {wanted} {plan:?}");
-        assert!(after.count(&group.name) <= wanted);
         // What an update of another group stops may make room that was looked for before.
         if queued > 0 && !replaces {
             for node in state.nodes().iter() {
@@ -559,6 +601,7 @@ struct JobShape {
     datacenters: &'static str,
     pool: &'static str,
     max_parallel: u32,
+    canaries: u32,
     prefers: bool,
     two_groups: bool,
 }
@@ -573,7 +616,7 @@ fn job_shape() -> impl Strategy<Value = JobShape> {
         prop::collection::vec(any_constraint(), 0..2),
         prop::sample::select(vec!["*", "dc1", "dc*", "*2"]),
         prop::sample::select(vec!["default", "default", "all", "gpu"]),
-        0..4u32,
+        (0..4u32, prop::sample::select(vec![0u32, 0, 1, 3])),
         any::<bool>(),
         any::<bool>(),
     )
@@ -587,7 +630,7 @@ fn job_shape() -> impl Strategy<Value = JobShape> {
                 of_group,
                 datacenters,
                 pool,
-                max_parallel,
+                (max_parallel, canaries),
                 prefers,
                 two_groups,
             )| JobShape {
@@ -600,6 +643,7 @@ fn job_shape() -> impl Strategy<Value = JobShape> {
                 datacenters,
                 pool,
                 max_parallel,
+                canaries,
                 prefers,
                 two_groups,
             },
@@ -629,7 +673,11 @@ fn spec_of(shape: &JobShape) -> JobSpec {
         });
     }
     if matches!(shape.kind, JobKind::Service | JobKind::System) {
-        group.update = Some(update(shape.max_parallel));
+        let mut strategy = update(shape.max_parallel);
+        if shape.kind == JobKind::Service {
+            strategy.canaries = shape.canaries;
+        }
+        group.update = Some(strategy);
     }
     if shape.prefers {
         group.spreads =
@@ -660,6 +708,8 @@ enum Change {
     Move(u64),
     End(usize, ClientStatus),
     Flag(usize),
+    Promote,
+    FailDeployment,
     Stop,
     Later(u64),
 }
@@ -690,6 +740,9 @@ fn change() -> impl Strategy<Value = Change> {
         )
             .prop_map(|(number, how)| Change::End(number, how)),
         (0..30usize).prop_map(Change::Flag),
+        Just(Change::Promote),
+        Just(Change::Promote),
+        Just(Change::FailDeployment),
         Just(Change::Stop),
         (0..60_000u64).prop_map(Change::Later),
     ]
@@ -698,6 +751,16 @@ fn change() -> impl Strategy<Value = Change> {
 fn live(cluster: &Cluster, spec: &JobSpec, number: usize) -> Option<AllocationId> {
     let live = cluster.live(spec);
     live.get(number % live.len().max(1)).map(|row| row.id)
+}
+
+/// Promotes the canaries of a job, if it has some and they are healthy.
+fn promote(cluster: &mut Cluster, spec: &JobSpec) {
+    let Some(row) = cluster.state.active_deployment(&spec.key).cloned() else { return };
+    let mut waiting = row.groups.values().filter(|group| group.is_canarying()).peekable();
+    if waiting.peek().is_some() && waiting.all(DeploymentGroup::has_healthy_canaries) {
+        let id = row.id;
+        cluster.commit(|evaluation| PromoteDeployment { id, groups: None, evaluation }.into());
+    }
 }
 
 fn take(cluster: &mut Cluster, spec: &mut JobSpec, change: &Change) {
@@ -740,6 +803,13 @@ fn take(cluster: &mut Cluster, spec: &mut JobSpec, change: &Change) {
         Change::Flag(number) => {
             if let Some(id) = live(cluster, spec, *number) {
                 cluster.change(id, |row| row.transition.migrate = true);
+            }
+            return;
+        }
+        Change::Promote => return promote(cluster, spec),
+        Change::FailDeployment => {
+            if let Some(id) = cluster.state.active_deployment(&spec.key).map(|row| row.id) {
+                cluster.commit(|evaluation| FailDeployment { id, evaluation }.into());
             }
             return;
         }

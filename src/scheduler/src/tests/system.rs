@@ -64,7 +64,7 @@ fn ns03_a_destructive_change_replaces_on_the_same_node_step_by_step() {
     let waiting = plan.waiting();
     assert_eq!(waiting.len(), 1);
     assert_eq!(waiting[0].trigger, Trigger::RollingUpdate);
-    assert_eq!(waiting[0].wait_until, cluster.now + 30_000);
+    assert_eq!(waiting[0].wait_until, cluster.now + 10_000, "when they may be healthy");
     cluster.apply(&plan);
 
     // GH-27284: an evaluation in between must not start another step before these are healthy.

@@ -46,7 +46,7 @@ impl Maker<'_> {
         let spec = job.and_then(|job| self.state.current_spec(job))?;
         let mut goals = BTreeMap::new();
         for group in &spec.groups {
-            let canaries = if self.dice.one_in(2) { 1 } else { 0 };
+            let canaries = u32::from(self.dice.one_in(2));
             goals.insert(group.name.clone(), DeploymentGoal { canaries, total: group.count });
         }
         let few = if self.dice.one_in(9) { 4 } else { u64::MAX };

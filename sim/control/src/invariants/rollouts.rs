@@ -1,0 +1,74 @@
+//! I46: what may happen to deployments from one state to a later one: what is over stays over, a promotion happens once and with healthy canaries, canaries are
+//! as many as asked for, and a job goes back by itself only to a stable version that does something else.
+
+use fsm::{Deployment, DeploymentStatus, State};
+
+use super::{Broken, needs::is_live};
+
+/// What is wrong with deployments after a step; `one_entry`: of one entry.
+pub(super) fn judge(old: &State, new: &State, one_entry: bool, out: &mut Vec<Broken>) {
+    for after in new.deployments().iter() {
+        canaries(new, after, out);
+        let Some(before) = old.deployments().get(&after.id) else { continue };
+        if !before.is_active() && before.status != after.status {
+            let (id, from, to) = (after.id, before.status.name(), after.status.name());
+            out.push(Broken("I46", format!("deployment {id} went from {from} to {to}")));
+        }
+        for (name, group) in &after.groups {
+            let Some(known) = before.groups.get(name) else { continue };
+            if known.promoted && !group.promoted {
+                out.push(Broken("I46", format!("{name} of {} is not promoted any more", after.id)));
+            }
+            if one_entry && group.promoted && !known.promoted {
+                promoted(new, after, name, out);
+            }
+        }
+        let fails = after.status == DeploymentStatus::Failed && before.is_active();
+        if one_entry && fails {
+            reverted(old, new, after, out);
+        }
+    }
+}
+
+/// Canaries live are no more than the group asks for.
+fn canaries(state: &State, row: &Deployment, out: &mut Vec<Broken>) {
+    for (name, group) in &row.groups {
+        let rows = state.allocations_of_deployment(row);
+        let live = rows.filter(|one| one.group == *name && is_live(one) && one.is_canary());
+        let (live, most) = (live.count(), group.goal.canaries as usize);
+        if live > most {
+            out.push(Broken("I46", format!("{live} of {most} canaries of {} are live", row.job)));
+        }
+    }
+}
+
+/// As many canaries are healthy as the group asks for.
+fn promoted(state: &State, row: &Deployment, name: &fsm::Text, out: &mut Vec<Broken>) {
+    let rows = state.allocations_of_deployment(row);
+    let healthy = rows.filter(|one| {
+        let own = one.deployment.and_then(|own| own.is_healthy());
+        one.group == *name && is_live(one) && one.canary_of == Some(row.id) && own == Some(true)
+    });
+    let (healthy, wanted) = (healthy.count(), row.groups[name].goal.canaries as usize);
+    if healthy < wanted {
+        let detail = format!("{name} of {} is promoted with {healthy} of {wanted}", row.job);
+        out.push(Broken("I46", detail));
+    }
+}
+
+/// The entry in which a deployment fails changes its job only to what a stable version does, and to something else.
+fn reverted(old: &State, new: &State, row: &Deployment, out: &mut Vec<Broken>) {
+    let (Some(before), Some(after)) = (old.jobs().get(&row.job), new.jobs().get(&row.job)) else {
+        return;
+    };
+    if after.version == before.version {
+        return;
+    }
+    let (failed, taken) = (old.current_spec(before), new.current_spec(after));
+    let versions = old.versions_of(&row.job, row.job_create_index);
+    let is_stable = versions.iter().any(|one| one.stable && Some(&one.spec) == taken);
+    if !is_stable || failed == taken {
+        let detail = format!("{} goes back to version {} of no use", row.job, after.version);
+        out.push(Broken("I46", detail));
+    }
+}

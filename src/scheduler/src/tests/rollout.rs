@@ -1,0 +1,219 @@
+//! Canaries, promotions and failures of deployments, pass by pass (D3, facts 2.8 of Nomad).
+
+use fsm::{
+    AllocationId, ClientStatus, Command, DeploymentId, JobKind, JobSpec, Liveness, Plan, Trigger,
+    deployment::{FailDeployment, PauseDeployment, PromoteDeployment},
+};
+
+use super::{
+    Cluster,
+    cluster::{PlanExt, update},
+    job,
+};
+
+/// A service of `count` instances that is updated `max_parallel` at a time, with canaries.
+fn service(count: u32, max_parallel: u32, canaries: u32) -> JobSpec {
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = count;
+    let mut strategy = update(max_parallel);
+    strategy.canaries = canaries;
+    spec.groups[0].update = Some(strategy);
+    spec
+}
+
+fn next(spec: &JobSpec, user: &str) -> JobSpec {
+    let mut next = spec.clone();
+    next.groups[0].tasks[0].user = user.into();
+    next
+}
+
+/// A cluster on which the first version is healthy, and the second began with its canaries.
+fn begun(count: u32, canaries: u32) -> (Cluster, JobSpec, Plan) {
+    let mut cluster = Cluster::with_nodes(20);
+    let spec = service(count, 2, canaries);
+    cluster.run(&spec);
+    let spec = next(&spec, "two");
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    cluster.begin(&plan);
+    (cluster, spec, plan)
+}
+
+fn deployment(cluster: &Cluster, spec: &JobSpec) -> DeploymentId {
+    cluster.state.active_deployment(&spec.key).unwrap().id
+}
+
+fn act(cluster: &mut Cluster, spec: &JobSpec, verb: &str) {
+    let id = deployment(cluster, spec);
+    cluster.commit(|evaluation| -> Command {
+        match verb {
+            "promote" => PromoteDeployment { id, groups: None, evaluation }.into(),
+            "fail" => FailDeployment { id, evaluation }.into(),
+            verb => PauseDeployment { id, pause: verb == "pause", evaluation }.into(),
+        }
+    });
+}
+
+fn healthy(cluster: &mut Cluster, plan: &Plan) {
+    for placement in &plan.placements {
+        cluster.set_health(placement.id, true);
+    }
+}
+
+/// Names of live allocations of a version, sorted.
+fn names(cluster: &Cluster, spec: &JobSpec, version: u64) -> Vec<u32> {
+    let live = cluster.live(spec).into_iter().filter(|row| row.job_version == version);
+    let mut names: Vec<_> = live.map(|row| row.name_index).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn d3_canaries_come_first_and_nothing_else_is_touched() {
+    let (mut cluster, spec, plan) = begun(5, 2);
+    assert_eq!((plan.counts(), plan.names()), ((2, 0, 0), vec![0, 1]));
+    assert!(plan.placements.iter().all(|placement| placement.canary));
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+    healthy(&mut cluster, &plan);
+    let waits = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert!(waits.is_no_op(), "it waits for a person: {waits:?}");
+    assert_eq!(names(&cluster, &spec, 0), [0, 1, 2, 3, 4]);
+}
+
+/// The instances whose names the canaries have go first, then the rest in steps; in the end names are those of the count.
+#[test]
+fn d3_a_promotion_replaces_the_rest_in_steps() {
+    let (mut cluster, spec, plan) = begun(5, 2);
+    healthy(&mut cluster, &plan);
+    act(&mut cluster, &spec, "promote");
+    let step = cluster.plan(&spec, Trigger::DeploymentWatcher);
+    assert_eq!(step.counts(), (2, 4, 0), "two are too many, and two are replaced");
+    cluster.begin(&step);
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+    healthy(&mut cluster, &step);
+    let step = cluster.plan(&spec, Trigger::DeploymentWatcher);
+    assert_eq!(step.counts(), (1, 1, 0));
+    cluster.apply(&step);
+    assert_eq!(names(&cluster, &spec, 1), [0, 1, 2, 3, 4]);
+    assert!(cluster.state.active_deployment(&spec.key).is_none(), "it was successful");
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+}
+
+/// Canaries of a deployment that failed, or of an older version, end; the others stay.
+#[test]
+fn d3_canaries_of_a_deployment_that_is_over_end() {
+    for newer in [false, true] {
+        let (mut cluster, mut spec, _) = begun(5, 2);
+        let plan = if newer {
+            spec = next(&spec, "three");
+            cluster.register(&spec);
+            cluster.plan(&spec, Trigger::JobRegister)
+        } else {
+            act(&mut cluster, &spec, "fail");
+            cluster.plan(&spec, Trigger::DeploymentWatcher)
+        };
+        let canaries = if newer { 2 } else { 0 };
+        assert_eq!(plan.counts(), (canaries, 2, 0), "newer: {newer}");
+        cluster.begin(&plan);
+        assert_eq!(names(&cluster, &spec, 0), [0, 1, 2, 3, 4]);
+        assert_eq!(names(&cluster, &spec, 1), [0; 0]);
+    }
+}
+
+/// While canaries wait, and after the failure, an instance that is lost comes back in its own version, on a node that has what that version needs.
+#[test]
+fn what_is_lost_meanwhile_comes_back_in_its_own_version() {
+    for fails in [false, true] {
+        let (mut cluster, spec, plan) = begun(5, 1);
+        healthy(&mut cluster, &plan);
+        if fails {
+            act(&mut cluster, &spec, "fail");
+            let ends = cluster.plan(&spec, Trigger::DeploymentWatcher);
+            cluster.apply(&ends);
+        }
+        let lost = cluster.live(&spec).into_iter().find(|row| row.job_version == 0).unwrap().node;
+        let shared = cluster.live(&spec).into_iter().filter(|row| row.node == lost);
+        let count = shared.clone().filter(|row| row.job_version == 0).count();
+        let of_new = shared.filter(|row| row.job_version == 1).count();
+        cluster.change_node(u64::from(lost.0[15]), |node| node.liveness = Liveness::Down);
+        let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+        let old: Vec<_> =
+            plan.placements.iter().filter(|placement| placement.version == Some(0)).collect();
+        assert_eq!(old.len(), count, "fails: {fails}");
+        assert_eq!(plan.placements.len(), count + of_new);
+        cluster.apply(&plan);
+        assert_eq!(names(&cluster, &spec, 0), [0, 1, 2, 3, 4]);
+    }
+}
+
+/// A failed canary is replaced as the policy says, by a canary; one that is drained moves.
+#[test]
+fn canaries_are_replaced_by_canaries() {
+    let (mut cluster, spec, plan) = begun(5, 2);
+    let [failed, moved]: [AllocationId; 2] = [plan.placements[0].id, plan.placements[1].id];
+    cluster.end(failed, ClientStatus::Failed);
+    cluster.set_health(failed, false);
+    cluster.change(moved, |row| row.transition.migrate = true);
+    let early = cluster.plan(&spec, Trigger::AllocFailure);
+    assert_eq!(early.counts(), (1, 1, 0), "the failed one waits for its time");
+    assert_eq!(early.waiting().len(), 1);
+    assert!(early.placements[0].canary);
+    cluster.now += 3_600_000;
+    let due = cluster.plan(&spec, Trigger::AllocFailure);
+    assert_eq!(due.counts(), (2, 2, 0));
+    assert!(due.placements.iter().all(|placement| placement.canary));
+    assert_eq!(due.names(), [0, 1]);
+}
+
+/// A paused deployment replaces and adds nothing; what is lost comes back.
+#[test]
+fn a_paused_deployment_waits() {
+    let mut cluster = Cluster::with_nodes(20);
+    let spec = service(6, 2, 0);
+    cluster.run(&spec);
+    let spec = next(&spec, "two");
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!(plan.counts(), (2, 2, 0));
+    cluster.begin(&plan);
+    act(&mut cluster, &spec, "pause");
+    healthy(&mut cluster, &plan);
+    assert!(cluster.plan(&spec, Trigger::DeploymentWatcher).is_no_op());
+    act(&mut cluster, &spec, "resume");
+    assert_eq!(cluster.plan(&spec, Trigger::DeploymentWatcher).counts(), (2, 2, 0));
+}
+
+/// What a failed deployment placed is not tried again when it fails; a first version that failed places nothing more.
+#[test]
+fn a_failed_deployment_places_nothing_more() {
+    let mut cluster = Cluster::with_nodes(20);
+    let spec = service(4, 2, 0);
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    cluster.begin(&plan);
+    act(&mut cluster, &spec, "fail");
+    cluster.end(plan.placements[0].id, ClientStatus::Failed);
+    cluster.end(plan.placements[1].id, ClientStatus::Complete);
+    cluster.now += 3_600_000;
+    let plan = cluster.plan(&spec, Trigger::AllocFailure);
+    assert!(plan.is_no_op() && plan.waiting().is_empty(), "{plan:?}");
+}
+
+/// A group that begins with canaries does not hold up one without.
+#[test]
+fn groups_go_their_own_ways() {
+    let mut cluster = Cluster::with_nodes(20);
+    let mut spec = service(3, 1, 1);
+    let mut other = spec.groups[0].clone();
+    other.name = "api".into();
+    other.update = Some(update(2));
+    spec.groups.push(other);
+    cluster.run(&spec);
+    for group in &mut spec.groups {
+        group.tasks[0].user = "two".into();
+    }
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    let of = |name: &str| plan.placements.iter().filter(|one| &*one.group == name).count();
+    assert_eq!((of("web"), of("api"), plan.stops.len()), (1, 2, 2));
+}
