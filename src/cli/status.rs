@@ -73,6 +73,7 @@ fn noun(found: &Value, typed: &str) -> anyhow::Result<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[test]

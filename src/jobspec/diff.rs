@@ -145,7 +145,9 @@ impl Parts {
     fn config(&mut self, old: Option<&Value>, new: Option<&Value>) {
         let flat = |value: Option<&Value>| {
             let mut out = BTreeMap::new();
-            value.into_iter().for_each(|value| flatten("", value, &mut out));
+            if let Some(value) = value {
+                flatten("", value, &mut out);
+            }
             out
         };
         let (before, after) = (flat(old), flat(new));
@@ -246,14 +248,14 @@ fn by_name(
     list: &str,
     diff: impl Fn(Option<&Value>, Option<&Value>) -> Value,
 ) -> Vec<Value> {
-    let named = |job: Option<&Value>| -> BTreeMap<String, Value> {
+    let elements_of = |job: Option<&Value>| -> BTreeMap<String, Value> {
         let elements = items(job.and_then(|job| job.get(list)));
         let name = |value: &Value| value["Name"].as_str().unwrap_or_default().to_owned();
         elements.iter().map(|value| (name(value), value.clone())).collect()
     };
-    let (before, after) = (named(old), named(new));
-    let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-    names.into_iter().map(|name| diff(before.get(name), after.get(name))).collect()
+    let (before, after) = (elements_of(old), elements_of(new));
+    let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    keys.into_iter().map(|name| diff(before.get(name), after.get(name))).collect()
 }
 
 fn name(old: Option<&Value>, new: Option<&Value>) -> Value {
@@ -311,8 +313,8 @@ fn flatten(prefix: &str, value: &Value, out: &mut BTreeMap<String, Value>) {
             }
         }
         Value::Null => {}
-        scalar => {
-            out.insert(prefix.to_owned(), scalar.clone());
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+            out.insert(prefix.to_owned(), value.clone());
         }
     }
 }

@@ -670,13 +670,15 @@ fn what_of_an_update_has_no_effect_is_said() {
             "must be shorter than ProgressDeadline",
         ),
         (json!({"HealthCheck": "sometimes"}), "HealthCheck", "none of checks, task_states, manual"),
-        (json!({"Canary": 1, "MaxParallel": 0}), "Canary", "has no effect with MaxParallel 0"),
     ] {
         let change = |job: &mut Value| job["TaskGroups"][0]["Update"] = block.clone();
         refused(change, &format!("{at}.{place}"), why);
     }
     let written = rolls(json!({"HealthCheck": "checks"})).unwrap().warnings.join("\n");
     assert!(written.contains(&format!("{at}.HealthCheck: the group has no checks")), "{written}");
+    let at_once = rolls(json!({"Canary": 1, "MaxParallel": 0})).unwrap().warnings.join("\n");
+    let said = format!("{at}.Canary: has no effect with MaxParallel 0");
+    assert!(at_once.contains(&said), "{at_once}");
     let all = json!({
         "Canary": 2, "AutoPromote": true, "AutoRevert": true, "HealthCheck": "manual", "Stagger": "30s",
         "ProgressDeadline": 0,

@@ -289,8 +289,11 @@ impl Pass<'_> {
             let stop_of = |id| plan.stops.iter().find(|stop| stop.id == id);
             let is_excess = |id| stop_of(id).is_some_and(|stop| *stop.description == *NOT_NEEDED);
             let kept = rows.iter().filter(|row| stop_of(row.id).is_none());
-            let kept = kept.map(|row| row.name_index).max();
-            let gone = rows.iter().filter(|row| is_excess(row.id)).map(|row| row.name_index).min();
+            let kept: BTreeSet<u32> = kept.map(|row| row.name_index).collect();
+            // A canary has the name of the instance beside it: when one of both goes, the name stays.
+            let gone = rows.iter().filter(|row| is_excess(row.id)).map(|row| row.name_index);
+            let gone = gone.filter(|name| !kept.contains(name)).min();
+            let kept = kept.last().copied();
             if gone.is_some() && gone < kept {
                 let key = &plan.job;
                 found.push(format!("I38: of {key} instance {gone:?} goes and {kept:?} stays"));

@@ -22,6 +22,7 @@ Exit status: 0 no allocation is created or ends, 1 some are or do, 255 error.";
 
 /// Flags of `job plan`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of Nomad's command")]
 pub(crate) struct PlanArgs {
     /// The job file; - reads standard input
     file: String,

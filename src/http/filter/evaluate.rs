@@ -145,7 +145,9 @@ fn contains(value: &Value, item: &str) -> Result<bool, String> {
 fn fits(value: &Value, pattern: &regex::Regex) -> Result<bool, String> {
     match value {
         Value::String(text) => Ok(pattern.is_match(text)),
-        other => Err(format!("{} cannot be matched: only a text can", kind(other))),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+            Err(format!("{} cannot be matched: only a text can", kind(value)))
+        }
     }
 }
 

@@ -362,9 +362,10 @@ fn check_rollout(block: &Fields<'_>, kind: JobKind, strategy: UpdateStrategy, re
         report.error(block.at("AutoPromote"), "requires a Canary count greater than zero");
     }
     if strategy.max_parallel == 0 && strategy.canaries > 0 {
-        let message =
-            "has no effect with MaxParallel 0, which updates all at once: set MaxParallel";
-        report.error(block.at("Canary"), message);
+        let path = block.at("Canary");
+        report.warning(format!(
+            "{path}: has no effect with MaxParallel 0, which updates all at once: set MaxParallel"
+        ));
     }
 }
 

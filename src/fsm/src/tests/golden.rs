@@ -523,16 +523,22 @@ pub(super) fn commands() -> Vec<Command> {
         Command::DigestVerdict(DigestVerdict { mark: 18, digest: Digest(19) }),
         collection(),
     ]);
-    let mark = VersionMark::Tag {
-        version: Some(3),
-        name: "golden".into(),
-        description: "the one that works".into(),
-    };
-    let later = vec![Command::MarkJobVersion(MarkJobVersion { job: job_key("t"), mark })];
     let last = vec![Command::DeleteEvaluations(DeleteEvaluations { ids: vec![evaluation] })];
-    let more = [pools::commands(), capacity::commands(), later, deployments::commands(), last];
+    let more =
+        [pools::commands(), capacity::commands(), vec![mark()], deployments::commands(), last];
     commands.extend(more.concat());
     commands
+}
+
+fn mark() -> Command {
+    Command::MarkJobVersion(MarkJobVersion {
+        job: job_key("t"),
+        mark: VersionMark::Tag {
+            version: Some(3),
+            name: "golden".into(),
+            description: "the one that works".into(),
+        },
+    })
 }
 
 /// The name of a variant. A new one has to be added here and to [`commands`].
