@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use fsm::{Allocation, ClientStatus, EvaluationStatus, JobKey, Liveness, NodeId, State};
+use fsm::{
+    Allocation, AllocationId, ClientStatus, EvaluationStatus, JobKey, Liveness, NodeId, State,
+};
 use leader::limits::LOOK_MS_MAX;
 
 use crate::{
@@ -94,8 +96,8 @@ impl World {
         judge_evaluations(&after, &mut found);
         let moved = Moved::because_of(&before, &after, &self.failed_on);
         for row in before.allocations().iter().filter(|row| row.is_live()) {
-            let now = after.allocations().get(&row.id);
-            if now.is_none_or(|row| !row.is_live() && !moved.explains_end(row)) {
+            let is_live = after.allocations().get(&row.id).is_some_and(|now| now.is_live());
+            if !is_live && !moved.explains_end(row) {
                 found.push(format!("I39: {} goes because somebody asked", row.name()));
             }
         }
@@ -295,18 +297,22 @@ struct Moved<'a> {
     replaced_on: &'a BTreeSet<NodeId>,
     /// Jobs that lost something to what came.
     jobs: BTreeSet<JobKey>,
+    /// What they lost; it may be collected by now.
+    victims: BTreeSet<AllocationId>,
 }
 
 impl<'a> Moved<'a> {
     fn because_of(before: &State, after: &State, replaced_on: &'a BTreeSet<NodeId>) -> Self {
-        let mut moved = Self { replaced_on, jobs: BTreeSet::new() };
+        let mut moved = Self { replaced_on, jobs: BTreeSet::new(), victims: BTreeSet::new() };
         let new = |row: &&Arc<Allocation>| !before.allocations().contains(&row.id);
         let new: Vec<_> = after.allocations().iter().filter(new).collect();
         loop {
             let came = new.iter().filter(|row| moved.explains(row));
-            let gone = came.flat_map(|row| &row.preempted);
-            let gone = gone.filter_map(|id| after.allocations().get(id));
-            let jobs: BTreeSet<_> = gone.map(|row| row.job.clone()).collect();
+            let victims: BTreeSet<_> = came.flat_map(|row| row.preempted.iter().copied()).collect();
+            let row_of = |id| before.allocations().get(id).or_else(|| after.allocations().get(id));
+            let jobs: BTreeSet<_> =
+                victims.iter().filter_map(row_of).map(|row| row.job.clone()).collect();
+            moved.victims.extend(victims);
             if jobs.is_subset(&moved.jobs) {
                 return moved;
             }
@@ -322,7 +328,7 @@ impl<'a> Moved<'a> {
 
     /// Why this one went.
     fn explains_end(&self, row: &Allocation) -> bool {
-        row.preempted_by.is_some() && self.jobs.contains(&row.job)
+        self.victims.contains(&row.id)
     }
 }
 

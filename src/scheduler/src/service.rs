@@ -108,6 +108,9 @@ fn older_versions(
     older
 }
 
+/// Stands between the name of a group and a version: no name may hold it.
+pub(crate) const VERSION_MARK: char = '\u{0}';
+
 /// The job with the groups of older versions behind its own, under names that no group has; none: there are none. What the job as a whole asks for is
 /// that of its current version.
 fn extended(draft: &Draft<'_>, spec: &JobSpec, older: &Older) -> Option<JobSpec> {
@@ -120,7 +123,7 @@ fn extended(draft: &Draft<'_>, spec: &JobSpec, older: &Older) -> Option<JobSpec>
         let current = &spec.groups[*number];
         let old = draft.pass.state.job_spec(&job.key, job.create_index, *version);
         let old = old.and_then(|old| old.group(&current.name)).unwrap_or(current);
-        let name = format!("{}\u{0}{version}", current.name).into();
+        let name = format!("{}{VERSION_MARK}{version}", current.name).into();
         extended.groups.push(TaskGroup { name, ..old.clone() });
     }
     Some(extended)

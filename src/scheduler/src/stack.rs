@@ -26,6 +26,7 @@ use crate::{
     idle::{IdleOrder, Verdict},
     preempt::Preemptor,
     rank::{Affinities, Score, anti_affinity, fitness},
+    service::VERSION_MARK,
     spread::{SpreadCounts, ValueCounts},
     tally::{Field, Scored, Tally},
 };
@@ -55,6 +56,8 @@ impl Choice<'_> {
 }
 
 struct Group<'a> {
+    /// The group of the job whose instances count for it: itself, or that of which it is an older version.
+    base: usize,
     ask: Ask,
     count: u32,
     distinct_hosts: bool,
@@ -159,11 +162,14 @@ impl<'a> Stack<'a> {
         let mut properties = Vec::new();
         let distinct_hosts =
             collect_distinct(spec.constraints.iter(), None, length, &mut properties);
+        let group_numbers: BTreeMap<&str, usize> =
+            spec.groups.iter().enumerate().map(|(number, group)| (&*group.name, number)).collect();
         let groups = spec
             .groups
             .iter()
             .enumerate()
             .map(|(number, group)| {
+                let of = group.name.split(VERSION_MARK).next().unwrap_or_default();
                 let distinct = collect_distinct(
                     group_constraints(group),
                     Some(number),
@@ -172,6 +178,7 @@ impl<'a> Stack<'a> {
                 );
                 let key = spec.affinity_key(&group.name, meta_key);
                 Group {
+                    base: group_numbers.get(of).copied().unwrap_or(number),
                     idle: key.map(|key| IdleOrder::new(pass.state.occupancy(), key)),
                     ..Group::new(spec, group, distinct, length, node_limit)
                 }
@@ -179,12 +186,7 @@ impl<'a> Stack<'a> {
             .collect();
         let mut stack = Self {
             state: pass.state,
-            group_numbers: spec
-                .groups
-                .iter()
-                .enumerate()
-                .map(|(number, group)| (&*group.name, number))
-                .collect(),
+            group_numbers,
             candidates,
             feasibility: Feasibility::new(spec),
             algorithm: configuration.algorithm,
@@ -211,7 +213,9 @@ impl<'a> Stack<'a> {
         };
         if let Some(position) = self.candidates.position(allocation.node) {
             step(&mut self.job_counts[position]);
-            step(&mut self.groups[group].counts[position]);
+            for own in self.groups.iter_mut().filter(|own| own.base == group) {
+                step(&mut own.counts[position]);
+            }
         } else if self.distinct_hosts || self.groups.iter().any(|group| group.distinct_hosts) {
             step(self.elsewhere.entry(allocation.node).or_default().entry(group).or_default());
         }
@@ -220,14 +224,24 @@ impl<'a> Stack<'a> {
         }
     }
 
-    fn count_values(&mut self, node: &Node, group: usize, add: bool) {
+    /// Counts an instance of the group `base`, for older versions of it too.
+    fn count_values(&mut self, node: &Node, base: usize, add: bool) {
+        let groups = &self.groups;
         let properties = self
             .properties
             .iter_mut()
-            .filter(|property| property.group.is_none_or(|of| of == group))
+            .filter(|property| property.group.is_none_or(|of| groups[of].base == base))
             .map(|property| &mut property.values);
-        let spreads = self.groups[group].spreads.iter_mut().map(|spread| &mut spread.values);
-        for values in properties.chain(spreads) {
+        for values in properties {
+            if add {
+                values.add(node);
+            } else {
+                values.remove(node);
+            }
+        }
+        let own = self.groups.iter_mut().filter(|own| own.base == base);
+        let spreads = own.flat_map(|own| &mut own.spreads).map(|spread| &mut spread.values);
+        for values in spreads {
             if add {
                 values.add(node);
             } else {
@@ -263,9 +277,12 @@ impl<'a> Stack<'a> {
         }
         self.candidates.take(position, &self.groups[group].ask);
         self.job_counts[position] += 1;
-        self.groups[group].counts[position] += 1;
+        let base = self.groups[group].base;
+        for own in self.groups.iter_mut().filter(|own| own.base == base) {
+            own.counts[position] += 1;
+        }
         let node = self.candidates.node(position);
-        self.count_values(node, group, true);
+        self.count_values(node, base, true);
     }
 
     /// Whether constraints and drivers let the group run on `node`, which need not be a candidate.
@@ -279,9 +296,10 @@ impl<'a> Stack<'a> {
             return self.distinct(position, group, false).is_ok();
         }
         let own = &self.groups[group];
+        let base = own.base;
         let there = self.elsewhere.get(&node.id).into_iter().flatten();
         let mut rivals =
-            there.filter(|(of, count)| **count > 0 && (self.distinct_hosts || **of == group));
+            there.filter(|(of, count)| **count > 0 && (self.distinct_hosts || **of == base));
         let shares = (self.distinct_hosts || own.distinct_hosts) && rivals.next().is_some();
         !shares && self.crowded(group, |values| values.number_on(node)).is_none()
     }
@@ -399,6 +417,10 @@ impl<'a> Stack<'a> {
         position: usize,
         group: usize,
     ) -> Option<(f64, Vec<&'a Allocation>)> {
+        // What is replaced in an older version evicts nothing: it is on its way out itself.
+        if self.groups[group].base != group {
+            return None;
+        }
         let ask = &self.groups[group].ask;
         let victims = self.preemptor.as_ref()?.victims(&mut self.candidates, position, ask)?;
         let (used, available) = self.candidates.load(position);
@@ -613,6 +635,7 @@ impl Group<'_> {
             .collect();
         let prefers = is_elastic || !affinities.is_empty() || !spreads.is_empty();
         Self {
+            base: 0,
             ask: Ask::of(group),
             count: group.count,
             distinct_hosts,

@@ -4,8 +4,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use fsm::{
-    ClassId, ClientStatus, DesiredStatus, Evaluation, EvaluationStatus, Job, NodeId, State,
-    TaskGroup, Trigger, node::GainKey,
+    ClassId, ClientStatus, DesiredStatus, Evaluation, EvaluationStatus, Job, JobKind, NodeId,
+    State, TaskGroup, Trigger, node::GainKey,
 };
 
 use super::{
@@ -151,7 +151,12 @@ impl Waiting<'_> {
                 | ClientStatus::Running
                 | ClientStatus::Unknown => false,
             };
-            row.node == node && row.desired == DesiredStatus::Run && (by_itself || is_live(row))
+            // A drain or a user ended it: it is not run again until the job changes.
+            let is_over = self.ending.job.kind == JobKind::Sysbatch
+                && self.ending.is_current(row)
+                && row.is_ended_by_request();
+            row.node == node
+                && (is_over || (row.desired == DesiredStatus::Run && (by_itself || is_live(row))))
         })
     }
 }
