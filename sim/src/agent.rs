@@ -59,6 +59,8 @@ struct Running {
     reported: bool,
     /// When it completes by itself.
     ends_at: Option<Instant>,
+    /// The deployment that it is healthy in as soon as it runs; empty: none.
+    deployment: Bytes,
 }
 
 /// One agent.
@@ -389,7 +391,14 @@ impl Agent {
                 status: ClientStatus::Pending,
                 reported: true,
                 ends_at: None,
+                deployment: Bytes::new(),
             });
+            if known.deployment != allocation.deployment_id {
+                known.deployment = allocation.deployment_id.clone();
+                if known.status == ClientStatus::Running {
+                    known.becomes(ClientStatus::Running);
+                }
+            }
             match known.status {
                 ClientStatus::Pending
                     if is_broken && allocation.run && allocation.task_starts_allowed =>
@@ -450,6 +459,8 @@ impl Agent {
                     | ClientStatus::Lost
                     | ClientStatus::Unknown => String::new(),
                 },
+                deployment_id: one.deployment.clone(),
+                healthy: one.is_healthy(),
                 ..pb::AllocationStatus::default()
             })
             .collect();
@@ -474,6 +485,21 @@ fn id_of(id: &[u8]) -> AllocationId {
 }
 
 impl Running {
+    /// What it says of its health in its deployment.
+    fn is_healthy(&self) -> Option<bool> {
+        if self.deployment.is_empty() {
+            return None;
+        }
+        match self.status {
+            ClientStatus::Running => Some(true),
+            ClientStatus::Failed => Some(false),
+            ClientStatus::Pending
+            | ClientStatus::Complete
+            | ClientStatus::Lost
+            | ClientStatus::Unknown => None,
+        }
+    }
+
     fn becomes(&mut self, status: ClientStatus) {
         self.status = status;
         self.sequence += 1;

@@ -176,6 +176,25 @@ fn the_next_step_follows_from_health_while_older_versions_run() {
     assert_eq!(rollout.status(id).0, DeploymentStatus::Running);
 }
 
+/// Instances of the older version that have failed for good hold their places: they are replaced step
+/// by step like those that run.
+#[test]
+fn a_rollout_goes_on_over_instances_that_have_failed() {
+    let mut rollout = Rollout::default();
+    let old = rollout.stable(&version("one", 3, |_| {}));
+    for id in &old {
+        rollout.driver.report(*id, Failed);
+    }
+    rollout.begin(version("two", 3, |_| {}), 0);
+    let placement = rollout.driver.placement(GROUP, 0, rollout.node);
+    let new = placement.id;
+    let plan = rollout.plan().stopping(old[0], None).with(placement);
+    assert!(rollout.driver.commit_plan(plan).outcome_taken);
+    assert_eq!(rollout.steps(), 0);
+    rollout.driver.report_health(new, Running, true);
+    assert_eq!(rollout.steps(), 1);
+}
+
 /// D3: canaries wait for a person, who may promote them only when all are healthy, and once.
 #[test]
 fn healthy_canaries_are_promoted_by_hand_once() {

@@ -3,6 +3,7 @@
 use fsm::{
     AllocationId, ClientStatus, Command, DeploymentId, JobKind, JobSpec, Liveness, Plan, Trigger,
     deployment::{FailDeployment, PauseDeployment, PromoteDeployment},
+    job::Constraint,
 };
 
 use super::{
@@ -216,4 +217,28 @@ fn groups_go_their_own_ways() {
     let plan = cluster.plan(&spec, Trigger::JobRegister);
     let of = |name: &str| plan.placements.iter().filter(|one| &*one.group == name).count();
     assert_eq!((of("web"), of("api"), plan.stops.len()), (1, 2, 2));
+}
+
+/// What is replaced in its older version keeps away from the hosts of all versions.
+#[test]
+fn an_older_version_is_placed_with_regard_to_all_versions() {
+    let mut cluster = Cluster::with_nodes(4);
+    let mut spec = service(3, 1, 1);
+    spec.groups[0].constraints.push(Constraint {
+        left: "".into(),
+        operand: "distinct_hosts".into(),
+        right: "true".into(),
+    });
+    cluster.run(&spec);
+    let spec = next(&spec, "two");
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    cluster.begin(&plan);
+    let failed = cluster.live(&spec).into_iter().find(|row| row.job_version == 0).unwrap().id;
+    cluster.end(failed, ClientStatus::Failed);
+    cluster.now += 3_600_000;
+    let plan = cluster.plan(&spec, Trigger::AllocFailure);
+    let taken: Vec<_> = cluster.live(&spec).iter().map(|row| row.node).collect();
+    assert_eq!((taken.len(), plan.placements.len()), (3, 1));
+    assert!(!taken.contains(&plan.placements[0].node), "{plan:?}");
 }
