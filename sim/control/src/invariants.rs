@@ -187,10 +187,14 @@ fn names_and_counts(state: &State, out: &mut Vec<Broken>) {
     for ((job, create_index, version, group), live) in counts {
         let Some(spec) = state.job_spec(&job, create_index, version) else { continue };
         let Some(wanted) = spec.group(&group) else { continue };
-        if !spec.kind.is_per_node() && live > wanted.count {
+        // Canaries come beside those that go on under the new version.
+        let deployments = state.deployments_of_job(&job);
+        let own = deployments.iter().filter(|row| row.is_of((create_index, version)));
+        let canaries = own.filter_map(|row| row.groups.get(&group)).map(|own| own.goal.canaries);
+        let count = wanted.count + canaries.max().unwrap_or(0);
+        if !spec.kind.is_per_node() && live > count {
             let detail = format!(
-                "{live} of {job} version {version} group {group} are live, {} are wanted",
-                wanted.count
+                "{live} of {job} version {version} group {group} are live, {count} are wanted"
             );
             out.push(Broken("I38", detail));
         }

@@ -291,7 +291,9 @@ impl Pass<'_> {
             let kept = rows.iter().filter(|row| stop_of(row.id).is_none());
             let kept: BTreeSet<u32> = kept.map(|row| row.name_index).collect();
             // A canary has the name of the instance beside it: when one of both goes, the name stays.
-            let gone = rows.iter().filter(|row| is_excess(row.id)).map(|row| row.name_index);
+            // Those of a deployment that is over go whatever their names are.
+            let gone = rows.iter().filter(|row| is_excess(row.id) && row.canary_of.is_none());
+            let gone = gone.map(|row| row.name_index);
             let gone = gone.filter(|name| !kept.contains(name)).min();
             let kept = kept.last().copied();
             if gone.is_some() && gone < kept {
