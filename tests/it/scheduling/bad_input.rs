@@ -33,7 +33,7 @@ fn bodies() -> Vec<Case> {
         put(job_with(|job| job["TaskGroups"] = json!([])), 400, "TaskGroups"),
         put(job_with(|job| group(job)["Count"] = (-1).into()), 400, "Count"),
         put(job_with(|job| group(job)["Count"] = "many".into()), 400, "Count"),
-        put(job_with(|job| group(job)["Name"] = "a/b".into()), 400, "Name"),
+        put(job_with(|job| group(job)["Name"] = "a\nb".into()), 400, "Name"),
         put(job_with(|job| task(job)["Name"] = "../../etc".into()), 400, "Name"),
         put(job_with(|job| task(job)["Resources"]["CPU"] = 0.into()), 400, "CPU"),
         put(job_with(|job| task(job)["Resources"]["MemoryMB"] = 1.into()), 400, "MemoryMB"),
