@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::context::{Context, Exit, Outcome};
-use super::monitor;
+use super::monitor::{self, Lines};
 use super::output::{Style, pairs, table};
 use super::view::{Fields, rows};
 use super::{resolve, time};
@@ -362,7 +362,8 @@ pub(super) fn follow(
     style: Style,
     silent: bool,
 ) -> anyhow::Result<Value> {
-    let ended = Follower { context, style, silent, shown: String::new() }.follow(id)?;
+    let ended = Follower { context, style, lines: Lines { context, silent }, shown: String::new() }
+        .follow(id)?;
     let why = ended.text("StatusDescription");
     if why.contains("- rolling back to job version") {
         await_rollback(context, &ended, style, silent)?;
@@ -382,7 +383,8 @@ fn await_rollback(
     loop {
         let latest = context.get_patiently(&format!("{job_path}/deployment"), &namespace)?;
         if latest.number("CreateIndex") > ended.number("CreateIndex") {
-            let mut back = Follower { context, style, silent, shown: String::new() };
+            let mut back =
+                Follower { context, style, lines: Lines { context, silent }, shown: String::new() };
             back.follow(latest.text("ID"))?;
             return Ok(());
         }
@@ -397,14 +399,14 @@ fn await_rollback(
 struct Follower<'a> {
     context: &'a Context,
     style: Style,
-    silent: bool,
+    lines: Lines<'a>,
     /// What was printed last.
     shown: String,
 }
 
 impl Follower<'_> {
     fn follow(&mut self, id: &str) -> anyhow::Result<Value> {
-        self.heading(&format!("Monitoring deployment \"{}\"", self.style.id(id)))?;
+        self.lines.heading(&format!("Monitoring deployment \"{}\"", self.style.id(id)))?;
         loop {
             let answer = self.context.get_patiently(&format!("/v1/deployment/{id}"), &[]);
             let row = monitor::or_missing(answer, "deployment", id)?;
@@ -414,7 +416,7 @@ impl Follower<'_> {
             if over {
                 let shown = self.style.id(id);
                 let why = row.text("StatusDescription");
-                self.heading(&format!("Deployment \"{shown}\" {status}: {why}"))?;
+                self.lines.heading(&format!("Deployment \"{shown}\" {status}: {why}"))?;
                 return Ok(row);
             }
             self.context.pause();
@@ -424,7 +426,7 @@ impl Follower<'_> {
     /// A table that changes in place on a terminal, lines for what has changed elsewhere.
     fn show(&mut self, row: &Value, is_last: bool) -> anyhow::Result<()> {
         let text = summary(row, self.style);
-        if self.silent || text == self.shown {
+        if self.lines.silent || text == self.shown {
             return Ok(());
         }
         let output = &self.context.output;
@@ -438,34 +440,18 @@ impl Follower<'_> {
             }
         } else {
             if self.shown.is_empty() || !self.shown.contains(row.text("StatusDescription")) {
-                self.detail(row.text("StatusDescription"))?;
+                self.lines.detail(row.text("StatusDescription"))?;
             }
             for (name, state) in row.entries("TaskGroups") {
                 let counts = ["PlacedAllocs", "HealthyAllocs", "UnhealthyAllocs"];
                 let [placed, healthy, unhealthy] = counts.map(|field| state.shown(field));
                 let desired = state.shown("DesiredTotal");
-                self.detail(&format!(
+                self.lines.detail(&format!(
                     "Task group \"{name}\": desired {desired}, placed {placed}, healthy {healthy}, unhealthy {unhealthy}"
                 ))?;
             }
         }
         self.shown = text;
         Ok(())
-    }
-
-    fn heading(&self, text: &str) -> anyhow::Result<()> {
-        self.print("==>", text)
-    }
-
-    fn detail(&self, text: &str) -> anyhow::Result<()> {
-        self.print("   ", text)
-    }
-
-    fn print(&self, mark: &str, text: &str) -> anyhow::Result<()> {
-        if self.silent {
-            return Ok(());
-        }
-        let at = time::timestamp(self.context.now_nanoseconds());
-        self.context.line(format!("{mark} {at}: {text}"))
     }
 }

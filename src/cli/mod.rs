@@ -21,6 +21,7 @@ mod eval;
 mod instance;
 mod job;
 mod monitor;
+mod named;
 mod namespace;
 mod node;
 mod operator;

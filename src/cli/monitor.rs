@@ -73,12 +73,39 @@ impl Report {
     }
 }
 
+/// Lines about what happens, each with its time.
+#[derive(Clone, Copy)]
+pub(crate) struct Lines<'a> {
+    pub(crate) context: &'a Context,
+    /// Prints nothing.
+    pub(crate) silent: bool,
+}
+
+impl Lines<'_> {
+    /// What begins or ends.
+    pub(crate) fn heading(self, text: &str) -> anyhow::Result<()> {
+        self.print("==>", text)
+    }
+
+    /// What happens in between.
+    pub(crate) fn detail(self, text: &str) -> anyhow::Result<()> {
+        self.print("   ", text)
+    }
+
+    fn print(self, mark: &str, text: &str) -> anyhow::Result<()> {
+        if self.silent {
+            return Ok(());
+        }
+        let at = time::timestamp(self.context.now_nanoseconds());
+        self.context.line(format!("{mark} {at}: {text}"))
+    }
+}
+
 /// Follows evaluations.
 pub(crate) struct Monitor<'a> {
     context: &'a Context,
     style: Style,
-    /// Prints nothing.
-    silent: bool,
+    lines: Lines<'a>,
     evaluation_status: String,
     /// Index at which the evaluation was made: an allocation that is older was not made by it.
     evaluation_index: i64,
@@ -92,28 +119,12 @@ impl<'a> Monitor<'a> {
         Self {
             context,
             style,
-            silent,
+            lines: Lines { context, silent },
             evaluation_status: String::new(),
             evaluation_index: 0,
             deployment: String::new(),
             allocations: BTreeMap::new(),
         }
-    }
-
-    fn heading(&self, text: &str) -> anyhow::Result<()> {
-        self.print("==>", text)
-    }
-
-    fn detail(&self, text: &str) -> anyhow::Result<()> {
-        self.print("   ", text)
-    }
-
-    fn print(&self, mark: &str, text: &str) -> anyhow::Result<()> {
-        if self.silent {
-            return Ok(());
-        }
-        let at = time::timestamp(self.context.now_nanoseconds());
-        self.context.line(format!("{mark} {at}: {text}"))
     }
 
     /// Follows an evaluation and those that continue it, then the allocations they made.
@@ -124,7 +135,7 @@ impl<'a> Monitor<'a> {
             let allocations = self.allocations_of(&id)?;
             let next = evaluation.text("NextEval");
             if !next.is_empty() && evaluation.text("Status") == "failed" {
-                self.detail(&format!(
+                self.lines.detail(&format!(
                     "Evaluation \"{}\" will be retried by \"{}\"",
                     self.style.id(&id),
                     self.style.id(next)
@@ -135,7 +146,7 @@ impl<'a> Monitor<'a> {
             if is_canceled(&evaluation)
                 && let Some(newer) = self.superseding(&evaluation)?
             {
-                self.detail(&format!(
+                self.lines.detail(&format!(
                     "Evaluation \"{}\" was superseded by \"{}\"",
                     self.style.id(&id),
                     self.style.id(&newer)
@@ -149,7 +160,8 @@ impl<'a> Monitor<'a> {
             self.judge(&id, &mut report)?;
             if report.verdict == Verdict::Placed && !self.deployment.is_empty() {
                 let id = self.deployment.clone();
-                report.deployment = deployment::follow(self.context, &id, self.style, self.silent)?;
+                report.deployment =
+                    deployment::follow(self.context, &id, self.style, self.lines.silent)?;
                 if deployment::exit(&report.deployment) != Exit::Success {
                     report.verdict = Verdict::DeploymentFailed;
                 }
@@ -179,7 +191,7 @@ impl<'a> Monitor<'a> {
 
     fn follow_evaluation(&mut self, id: &str) -> anyhow::Result<Value> {
         self.evaluation_status.clear();
-        self.heading(&format!("Monitoring evaluation \"{}\"", self.style.id(id)))?;
+        self.lines.heading(&format!("Monitoring evaluation \"{}\"", self.style.id(id)))?;
         let mut unknown = Duration::ZERO;
         loop {
             match self.context.get_patiently(&format!("/v1/evaluation/{id}"), &[]) {
@@ -208,25 +220,25 @@ impl<'a> Monitor<'a> {
             let node = evaluation.text("NodeID");
             match evaluation.text("TriggeredBy") {
                 "node-update" | "node-drain" => {
-                    self.detail(&format!(
+                    self.lines.detail(&format!(
                         "Evaluation triggered by node \"{}\"",
                         self.style.id(node)
                     ))?;
                 }
                 "rolling-update" | "max-plan-attempts" | "failed-follow-up" => {
-                    self.detail(&format!(
+                    self.lines.detail(&format!(
                         "Evaluation triggered by earlier evaluation \"{}\"",
                         self.style.id(evaluation.text("PreviousEval"))
                     ))?;
                 }
-                _ => self.detail(&format!("Evaluation triggered by job \"{job}\""))?,
+                _ => self.lines.detail(&format!("Evaluation triggered by job \"{job}\""))?,
             }
         }
         self.evaluation_index = evaluation.number("CreateIndex");
         let deployment = evaluation.text("DeploymentID");
         if !deployment.is_empty() && deployment != self.deployment {
             deployment.clone_into(&mut self.deployment);
-            self.detail(&format!(
+            self.lines.detail(&format!(
                 "Evaluation within deployment: \"{}\"",
                 self.style.id(deployment)
             ))?;
@@ -234,7 +246,7 @@ impl<'a> Monitor<'a> {
         let status = evaluation.text("Status");
         if !self.evaluation_status.is_empty() && status != self.evaluation_status {
             let was = &self.evaluation_status;
-            self.detail(&format!("Evaluation status changed: \"{was}\" -> \"{status}\""))?;
+            self.lines.detail(&format!("Evaluation status changed: \"{was}\" -> \"{status}\""))?;
         }
         status.clone_into(&mut self.evaluation_status);
         Ok(())
@@ -279,7 +291,7 @@ impl<'a> Monitor<'a> {
             None => format!("Allocation \"{shown}\" stopped: node \"{node}\", group \"{group}\""),
         };
         self.allocations.insert(id.to_owned(), status.to_owned());
-        self.detail(&line)
+        self.lines.detail(&line)
     }
 
     fn judge(&mut self, id: &str, report: &mut Report) -> anyhow::Result<()> {
@@ -311,9 +323,9 @@ impl<'a> Monitor<'a> {
             self.style.id(id)
         );
         if failures.is_empty() {
-            return self.heading(&finished);
+            return self.lines.heading(&finished);
         }
-        self.heading(&format!("{finished} but failed to place all allocations:"))?;
+        self.lines.heading(&format!("{finished} but failed to place all allocations:"))?;
         for line in failures {
             self.plain(&line)?;
         }
@@ -327,7 +339,7 @@ impl<'a> Monitor<'a> {
     }
 
     fn plain(&self, line: &str) -> anyhow::Result<()> {
-        if self.silent { Ok(()) } else { self.context.line(line) }
+        if self.lines.silent { Ok(()) } else { self.context.line(line) }
     }
 
     /// Until no wanted allocation is pending, or one has failed.

@@ -98,6 +98,21 @@ impl Call {
         self.answer(&value, Some(Meta::of(&snapshot, index(&snapshot.state))))
     }
 
+    /// As [`Self::document`], for a view that reads every row: in its turn when they are many.
+    pub(crate) async fn document_in_turn(
+        &self,
+        tables: &'static [TableId],
+        view: impl FnOnce(&State) -> Result<Value, Error> + Send + 'static,
+    ) -> Result<Answer, Error> {
+        let index = |state: &State| tables_index(state, tables);
+        let snapshot = self.snapshot(tables, &index, &whole).await?;
+        let meta = Meta::of(&snapshot, index(&snapshot.state));
+        let state = snapshot.state;
+        let rows = tables.iter().map(|table| rows_of(&state, *table)).max().unwrap_or(0);
+        let value = self.in_turn(rows, move || view(&state)).await?;
+        self.answer(&value, Some(meta))
+    }
+
     /// Answers with a list that depends on whole tables.
     pub(crate) async fn list(
         &self,

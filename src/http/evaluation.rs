@@ -39,7 +39,7 @@ async fn list(call: Call) -> Result<Answer, Error> {
 async fn count(call: Call) -> Result<Answer, Error> {
     let matches = selection(&call)?;
     let filter = call.filter()?;
-    let count = |state: &State| {
+    let count = move |state: &State| {
         let mut count: usize = 0;
         for evaluation in state.evaluations().iter().filter(|e| matches(e)) {
             let selected = filter.as_ref().map_or(Ok(true), |filter| {
@@ -49,7 +49,7 @@ async fn count(call: Call) -> Result<Answer, Error> {
         }
         Ok(json!({ "Count": count }))
     };
-    call.document(TABLES, count).await
+    call.document_in_turn(TABLES, count).await
 }
 
 /// By ids; an expression is for lists so far.

@@ -130,10 +130,15 @@ fn namespaces_and_node_pools_are_kept() {
     let server = two_nodes()
         .on("GET /v1/namespaces", &json!([team]))
         .on("GET /v1/namespace/team", &team)
-        .on("PUT /v1/namespace", &json!({}))
+        .on("PUT /v1/namespaces", &json!({}))
         .on("DELETE /v1/namespace/team", &json!({}))
         .on("GET /v1/node/pools", &json!([{"Name": "gpu", "Description": "cards"}]))
+        .on("GET /v1/node/pool/gpu", &json!({"Name": "gpu", "NodeIdentityTTL": "1h0m0s"}))
         .on("PUT /v1/node/pools", &json!({}))
+        .on(
+            "GET /v1/node/pool/gpu/jobs",
+            &json!([{"ID": "long-name-of-a-job", "NodePool": "gpu", "JobSummary": {}}]),
+        )
         .on("GET /v1/node/pool/gpu/nodes", &json!([{"ID": NODE_B, "NodePool": "gpu"}]))
         .start();
     assert!(server.run("namespace list").out.contains("team"));
@@ -145,7 +150,12 @@ fn namespaces_and_node_pools_are_kept() {
     assert_eq!(server.run("namespace status none").code, 1);
     assert!(server.run("node pool list").out.contains("cards"));
     assert!(server.run("node pool nodes gpu").out.contains(&NODE_B[..8]));
+    assert!(server.run("node pool jobs gpu").out.contains("long-name-of-a-job"));
     assert_eq!(server.run("node pool apply -meta a=b gpu").code, 0);
+    let sent: Value =
+        serde_json::from_str(&server.seen.lock().unwrap().last().unwrap().body).unwrap();
+    let kept = json!({"Name": "gpu", "Meta": {"a": "b"}, "NodeIdentityTTL": "1h0m0s"});
+    assert_eq!(sent, kept, "what no flag names stays");
     assert_eq!(server.run("node pool apply -meta a gpu").code, 1);
 }
 

@@ -74,7 +74,6 @@ pub(crate) fn schedule<'a>(
         older,
         stack,
         failed: BTreeSet::new(),
-        failed_in_stack: BTreeSet::new(),
         in_place: BTreeSet::new(),
         replaced: BTreeSet::new(),
     };
@@ -141,10 +140,8 @@ struct Work<'a> {
     older: Older,
     /// None: nothing is placed or updated in this pass.
     stack: Option<Stack<'a>>,
-    /// Groups of which an instance could not be placed.
+    /// Groups of the stack of which an instance could not be placed: an older version has no say in what becomes of the current one.
     failed: BTreeSet<usize>,
-    /// The same, as groups of the stack.
-    failed_in_stack: BTreeSet<usize>,
     /// Groups of which an instance takes the new version as it runs.
     in_place: BTreeSet<usize>,
     /// Allocations that a placement of this plan replaces.
@@ -319,7 +316,6 @@ impl<'a> Work<'a> {
             let left = u32::try_from(left).unwrap_or(u32::MAX);
             self.draft.fail(&group.name, left, *metrics);
             self.failed.insert(number);
-            self.failed_in_stack.insert(number);
         }
         true
     }
@@ -332,16 +328,16 @@ impl<'a> Work<'a> {
         wish: &PlaceWish<'_>,
         reason: Option<Reason>,
     ) -> bool {
-        if self.failed.contains(&number) {
+        let in_stack = self.number_in_stack(number, wish);
+        if self.failed.contains(&in_stack) {
             self.count_failure(group);
             return true;
         }
-        match self.try_place(number, group, wish, reason) {
+        match self.try_place(in_stack, group, wish, reason) {
             Tried::Placed => true,
             Tried::PlanFull => false,
             Tried::NoRoom(metrics) => {
-                self.failed.insert(number);
-                self.failed_in_stack.insert(self.number_in_stack(number, wish));
+                self.failed.insert(in_stack);
                 self.draft.fail(&group.name, 1, *metrics);
                 true
             }
@@ -365,7 +361,6 @@ impl<'a> Work<'a> {
         if !self.draft.has_room() {
             return Tried::PlanFull;
         }
-        let number = self.number_in_stack(number, wish);
         let stack = self.stack.as_mut().expect("there is a stack when something is placed");
         let stopped = wish.previous.zip(reason);
         if let Some((previous, reason)) = stopped {
@@ -430,7 +425,7 @@ impl<'a> Work<'a> {
     }
 
     fn finish(self) -> Plan {
-        let failed: Vec<_> = self.failed_in_stack.into_iter().collect();
+        let failed: Vec<_> = self.failed.into_iter().collect();
         let classes = self.stack.map(|stack| stack.summary(&failed)).unwrap_or_default();
         evaluate::finish(self.draft, classes)
     }

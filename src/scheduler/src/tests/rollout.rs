@@ -1,9 +1,11 @@
 //! Canaries, promotions and failures of deployments, pass by pass (D3, facts 2.8 of Nomad).
 
 use fsm::{
-    AllocationId, ClientStatus, Command, DeploymentId, JobKind, JobSpec, Liveness, Plan, Trigger,
+    AllocationId, ClientStatus, Command, DeploymentId, JobKey, JobKind, JobSpec, Liveness, Plan,
+    Trigger,
     deployment::{FailDeployment, PauseDeployment, PromoteDeployment},
     job::Constraint,
+    settings::{Preemption, SchedulerConfiguration},
 };
 
 use super::{
@@ -241,4 +243,39 @@ fn an_older_version_is_placed_with_regard_to_all_versions() {
     let taken: Vec<_> = cluster.live(&spec).iter().map(|row| row.node).collect();
     assert_eq!((taken.len(), plan.placements.len()), (3, 1));
     assert!(!taken.contains(&plan.placements[0].node), "{plan:?}");
+}
+
+/// What is replaced in its older version is on its way out: it evicts nothing, whatever the priority of the current version is.
+#[test]
+fn an_older_version_evicts_nothing() {
+    let mut cluster = Cluster::with_nodes(3);
+    let preemption = Preemption { service: true, ..Preemption::default() };
+    let configuration = SchedulerConfiguration { preemption, ..SchedulerConfiguration::default() };
+    fsm::testing::put(&mut cluster.state, &configuration);
+    let mut spec = service(2, 1, 1);
+    spec.priority = 10;
+    cluster.run(&spec);
+    let mut spec = next(&spec, "two");
+    spec.priority = 90;
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    cluster.begin(&plan);
+    let mut filler = job(JobKind::Service);
+    filler.key = JobKey::new("default", "filler");
+    filler.priority = 50;
+    filler.groups[0].tasks[0].resources.cpu_mhz = 4_000;
+    cluster.register(&filler);
+    for number in 1..=3 {
+        cluster.allocation(&filler, u32::try_from(number).unwrap(), number);
+    }
+    let [old, canary] = [0, 1].map(|version| {
+        cluster.live(&spec).into_iter().find(|row| row.job_version == version).unwrap().id
+    });
+    for id in [old, canary] {
+        cluster.end(id, ClientStatus::Failed);
+    }
+    cluster.now += 3_600_000;
+    let plan = cluster.plan(&spec, Trigger::AllocFailure);
+    assert_eq!(plan.placements.len(), 1, "{plan:?}");
+    assert!(plan.placements[0].canary && !plan.placements[0].preempts.is_empty(), "{plan:?}");
 }

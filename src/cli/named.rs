@@ -1,0 +1,162 @@
+//! Things with a name, a description and metadata: namespaces and node pools are listed, shown, made, changed and deleted alike.
+
+use std::collections::BTreeMap;
+
+use anyhow::bail;
+use clap::Args;
+use serde_json::{Map, Value, json};
+
+use super::context::{Context, Exit, Outcome};
+use super::monitor;
+use super::output::{Style, pairs, table};
+use super::view::{Fields, rows};
+use crate::percent::encode;
+
+/// Fields that a change keeps unless its flags say otherwise.
+const KEPT: [&str; 3] = ["Description", "Meta", "NodeIdentityTTL"];
+
+/// A kind of such things.
+#[derive(Debug)]
+pub(super) struct Kind {
+    /// As in messages: `node pool`.
+    pub(super) noun: &'static str,
+    /// At the beginning of a message.
+    pub(super) title: &'static str,
+    /// Where all are listed, and where one is written.
+    pub(super) list: &'static str,
+    /// Where one is, less its name.
+    pub(super) item: &'static str,
+}
+
+/// Flags of a command that lists.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    pub(super) style: Style,
+}
+
+/// Flags of a command about one.
+#[derive(Debug, Args)]
+pub(crate) struct NameArgs {
+    /// Its name
+    pub(super) name: String,
+    #[command(flatten)]
+    pub(super) style: Style,
+}
+
+/// Flags of `apply`.
+#[derive(Debug, Args)]
+pub(crate) struct ApplyArgs {
+    /// Its name
+    name: String,
+    /// What it is for; without: as it is
+    #[arg(long, value_name = "TEXT")]
+    description: Option<String>,
+    /// Its metadata, in the place of all that it has; without: as it is
+    #[arg(long, value_name = "KEY=VALUE")]
+    meta: Vec<String>,
+}
+
+impl Kind {
+    /// The path of one.
+    pub(super) fn path(&self, name: &str) -> String {
+        format!("{}/{}", self.item, encode(name))
+    }
+
+    pub(super) fn list(&self, context: &Context, style: Style) -> Outcome {
+        let columns = [("Name", "Name"), ("Description", "Description")];
+        print_rows(context, self.list, &columns, style)
+    }
+
+    pub(super) fn show(&self, context: &Context, name: &str, as_json: bool) -> Outcome {
+        let answer = context.client.get(&self.path(name), &[]);
+        let found = monitor::or_missing(answer, self.noun, name)?;
+        if as_json {
+            context.output.json(&found)?;
+            return Ok(Exit::Success);
+        }
+        let meta: Vec<String> = found
+            .entries("Meta")
+            .into_iter()
+            .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))
+            .collect();
+        let shown = [
+            ("Name", found.shown("Name")),
+            ("Description", found.shown("Description")),
+            ("Meta", meta.join(",")),
+        ];
+        context.line(pairs(&shown))?;
+        Ok(Exit::Success)
+    }
+
+    /// Makes one, or changes what the flags say of it.
+    pub(super) fn apply(&self, context: &Context, arguments: &ApplyArgs) -> Outcome {
+        let ApplyArgs { name, description, meta } = arguments;
+        let meta = meta_of(meta)?;
+        let old = match context.client.get(&self.path(name), &[]) {
+            Err(error) if error.is_not_found() => Value::Null,
+            other => other?,
+        };
+        let mut body: Map<String, Value> = KEPT
+            .iter()
+            .filter_map(|field| Some(((*field).to_owned(), old.present(field)?.clone())))
+            .collect();
+        body.insert("Name".to_owned(), name.as_str().into());
+        let description = description.as_deref().map(Value::from);
+        let changes = [("Description", description), ("Meta", meta)].into_iter();
+        body.extend(changes.filter_map(|(field, value)| Some((field.to_owned(), value?))));
+        context.client.put(self.list, &[], &body.into())?;
+        context.line(format!("{} \"{name}\" is applied", self.title))?;
+        Ok(Exit::Success)
+    }
+
+    pub(super) fn delete(&self, context: &Context, name: &str) -> Outcome {
+        let answer = context.client.delete(&self.path(name), &[]);
+        monitor::or_missing(answer, self.noun, name)?;
+        context.line(format!("{} \"{name}\" is deleted", self.title))?;
+        Ok(Exit::Success)
+    }
+}
+
+/// The metadata that flags give; nothing without any.
+fn meta_of(flags: &[String]) -> anyhow::Result<Option<Value>> {
+    if flags.is_empty() {
+        return Ok(None);
+    }
+    let mut meta = BTreeMap::new();
+    for typed in flags {
+        match typed.split_once('=') {
+            Some((key, value)) => drop(meta.insert(key, value)),
+            None => bail!("\"{typed}\" is no KEY=VALUE"),
+        }
+    }
+    Ok(Some(json!(meta)))
+}
+
+/// Prints a list by (heading, field); ids are short unless `-verbose`.
+pub(super) fn print_rows(
+    context: &Context,
+    path: &str,
+    columns: &[(&str, &str)],
+    style: Style,
+) -> Outcome {
+    let answer = context.client.get(path, &[])?;
+    if style.json {
+        context.output.json(&answer)?;
+        return Ok(Exit::Success);
+    }
+    // A job's id is a name, and is never cut.
+    let cell = |row: &Value, field: &str| match field {
+        "ID" if row.present("NodePool").is_some() && row.present("JobSummary").is_none() => {
+            style.id(row.text(field))
+        }
+        _ => row.shown(field),
+    };
+    let lines: Vec<Vec<String>> = rows(&answer)
+        .iter()
+        .map(|row| columns.iter().map(|(_, field)| cell(row, field)).collect())
+        .collect();
+    let heads: Vec<&str> = columns.iter().map(|(head, _)| *head).collect();
+    context.line(table(&heads, &lines))?;
+    Ok(Exit::Success)
+}
