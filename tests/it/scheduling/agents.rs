@@ -178,7 +178,7 @@ fn an_agent_passes_on_what_servers_and_other_agents_answer() {
     assert_eq!(this["stats"]["client"]["node_id"], stage.node_id("one"));
 
     // Writes, reads, errors, waits.
-    let mut speak = job("service", "speak", 2);
+    let mut speak = job("batch", "speak", 2);
     run_script(&mut speak, "echo $NOMAD_ALLOC_ID; exec sleep 600");
     speak["Constraints"] = json!([{ "Operand": "distinct_hosts", "RTarget": "true" }]);
     task(&mut speak)["KillTimeout"] = SECOND.into();
