@@ -225,7 +225,7 @@ impl<'a> Monitor<'a> {
                         self.style.id(node)
                     ))?;
                 }
-                "rolling-update" | "max-plan-attempts" | "failed-follow-up" => {
+                "max-plan-attempts" | "failed-follow-up" => {
                     self.lines.detail(&format!(
                         "Evaluation triggered by earlier evaluation \"{}\"",
                         self.style.id(evaluation.text("PreviousEval"))

@@ -674,6 +674,19 @@ fn what_of_an_update_has_no_effect_is_said() {
         let change = |job: &mut Value| job["TaskGroups"][0]["Update"] = block.clone();
         refused(change, &format!("{at}.{place}"), why);
     }
+    let system = |canaries: u32| {
+        job(|job| {
+            job["Type"] = json!("system");
+            job["TaskGroups"][0]["Update"] = json!({"Canary": canaries});
+        })
+    };
+    let share = system(100).unwrap();
+    assert_eq!((share.warnings.len(), share.spec.groups[0].update.unwrap().canaries), (0, 100));
+    let change = |job: &mut Value| {
+        job["Type"] = json!("system");
+        job["TaskGroups"][0]["Update"] = json!({"Canary": 101});
+    };
+    refused(change, &format!("{at}.Canary"), "is a percentage of the nodes in a system job");
     let written = rolls(json!({"HealthCheck": "checks"})).unwrap().warnings.join("\n");
     assert!(written.contains(&format!("{at}.HealthCheck: the group has no checks")), "{written}");
     let at_once = rolls(json!({"Canary": 1, "MaxParallel": 0})).unwrap().warnings.join("\n");

@@ -124,8 +124,6 @@ events! {
     Retried => "a retry was answered from its session",
     /// A failed instance was rescheduled later.
     Rescheduled => "a failed allocation waits for its reschedule",
-    /// A rolling update took another step.
-    RollingUpdate => "a rolling update took another step",
     /// A deployment of a version began.
     DeploymentBegun => "a deployment began",
     /// Canaries were promoted.

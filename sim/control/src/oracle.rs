@@ -308,7 +308,9 @@ impl Pass<'_> {
         let plan = self.plan;
         let Some(job) = self.before.jobs().get(&plan.job) else { return };
         let Some(spec) = self.before.current_spec(job) else { return };
-        for group in spec.groups.iter().filter(|_| spec.kind == JobKind::Service) {
+        let has_steps = matches!(spec.kind, JobKind::Service | JobKind::System);
+        let active = self.snapshot.active_deployment(&plan.job).map(|row| row.id);
+        for group in spec.groups.iter().filter(|_| has_steps) {
             let Some(update) = group.update.filter(|update| update.max_parallel > 0) else {
                 continue;
             };
@@ -336,10 +338,14 @@ impl Pass<'_> {
                     && (row.job_create_index, row.job_version) == (job.create_index, job.version)
                     && self.is_undisturbed(row)
                     && !plan.stops.iter().any(|stop| stop.id == row.id)
+                    // Nodes that come after a rollout get theirs without one.
+                    && (!row.per_node || row.deployment.map(|own| own.id) == active)
             });
             let on_their_way = rows.filter(|row| !is_there(row)).count();
             let placed = plan.placements.iter().filter(|one| one.group == group.name);
             let placed = placed.filter(|one| self.after.allocations().contains(&one.id)).count();
+            // A node without an instance gets one at any time.
+            let placed = if spec.kind == JobKind::System { updated } else { placed };
             if updated > 0 && placed + on_their_way > update.max_parallel as usize {
                 found.push(format!(
                     "I46: {updated} of {} are updated, {placed} placed, and {on_their_way} are on their way",
@@ -454,7 +460,6 @@ fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
             continue;
         }
         match row.trigger {
-            Trigger::RollingUpdate => coverage.count(Event::RollingUpdate),
             Trigger::RetryFailedAlloc if row.wait_until > 0 => coverage.count(Event::Rescheduled),
             Trigger::FailedFollowUp => coverage.count(Event::DeliveryLimit),
             Trigger::RetryFailedAlloc

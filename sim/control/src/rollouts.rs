@@ -8,6 +8,7 @@ use fsm::{
     deployment::{
         DeploymentGroup, FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth,
     },
+    job::{HealthCheck, UpdateStrategy},
 };
 
 use crate::{coverage::Event, world::World};
@@ -35,9 +36,12 @@ pub(crate) fn steering(seed: u64, step: u64) -> Option<Steering> {
 }
 
 impl World {
-    /// Gives a service that is updated in steps canaries, deadlines and a way back.
+    /// Gives a service that is updated in steps canaries, deadlines and a way back, and most system jobs steps as well.
     pub(crate) fn draw_rollout(&mut self, spec: &mut JobSpec) {
         let Some(Steering { dice, .. }) = &mut self.steering else { return };
+        if spec.kind == JobKind::System {
+            draw_steps_of_nodes(spec, dice);
+        }
         if spec.kind != JobKind::Service {
             return;
         }
@@ -155,5 +159,29 @@ impl Expiries {
             }
         }
         late
+    }
+}
+
+/// Canaries of system jobs are a share of the nodes.
+fn draw_steps_of_nodes(spec: &mut JobSpec, dice: &mut Dice) {
+    if dice.percent(25) {
+        return;
+    }
+    for group in &mut spec.groups {
+        let canaries = dice.pick(&[0, 20, 50]).unwrap_or(0);
+        group.update = Some(UpdateStrategy {
+            stagger_ms: 5_000,
+            max_parallel: dice.pick(&[1, 2]).unwrap_or(1),
+            healthy_ms_min: 1_000,
+            healthy_deadline_ms: 60_000,
+            progress_deadline_ms: dice.pick(&[0, 120_000]).unwrap_or(0),
+            health_check: HealthCheck::TaskStates,
+            canaries,
+            auto_promote: canaries > 0 && dice.percent(50),
+            auto_revert: dice.percent(60),
+        });
+        for task in &mut group.tasks {
+            task.user = dice.pick(&["", "x", "y"]).unwrap_or("").into();
+        }
     }
 }

@@ -341,22 +341,12 @@ fn check_update(block: &Fields<'_>, strategy: UpdateStrategy, report: &mut Repor
 
 /// What a rollout by a deployment needs, and what of it has no effect.
 fn check_rollout(block: &Fields<'_>, kind: JobKind, strategy: UpdateStrategy, report: &mut Report) {
-    if kind == JobKind::System {
-        if strategy.canaries > 0 {
-            let message = "canaries of system jobs are not supported yet: set Canary to 0 or run this job elsewhere";
-            report.error(block.at("Canary"), message);
-        }
-        for (name, is_set) in
-            [("AutoRevert", strategy.auto_revert), ("AutoPromote", strategy.auto_promote)]
-        {
-            if is_set {
-                let path = block.at(name);
-                report.warning(format!(
-                    "{path}: deployments of system jobs are not supported yet, it is ignored"
-                ));
-            }
-        }
-        return;
+    if kind == JobKind::System && strategy.canaries > 100 {
+        let message = format!(
+            "is a percentage of the nodes in a system job: from 0 to 100, not {}",
+            strategy.canaries
+        );
+        report.error(block.at("Canary"), message);
     }
     if strategy.auto_promote && strategy.canaries == 0 {
         report.error(block.at("AutoPromote"), "requires a Canary count greater than zero");

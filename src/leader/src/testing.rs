@@ -70,7 +70,6 @@ pub(crate) fn parse_evaluation(line: &Arguments<'_>) -> Evaluation {
     match line.find("trigger") {
         None => {}
         Some("max-plans") => evaluation.trigger = Trigger::MaxPlans,
-        Some("rolling") => evaluation.trigger = Trigger::RollingUpdate,
         Some(other) => panic!("unknown trigger `{other}`"),
     }
     if let Some(failed) = line.find("reschedules") {

@@ -22,7 +22,6 @@ pub(crate) fn handles(kind: JobKind, trigger: Trigger) -> bool {
         | Trigger::NodeDrain
         | Trigger::NodeUpdate
         | Trigger::AllocStop
-        | Trigger::RollingUpdate
         | Trigger::DeploymentWatcher
         | Trigger::FailedFollowUp
         | Trigger::MaxPlans
@@ -133,25 +132,6 @@ pub(crate) fn follow_up(
     let id = evaluation.id;
     draft.evaluations.push(evaluation);
     id
-}
-
-/// Makes the job's next rolling step happen at `wait_until`, unless one is under way already that is no later: that of a version before may be.
-pub(crate) fn follow_up_rolling(draft: &mut Draft<'_>, wait_until: TimeMs) {
-    let own = draft.pass.evaluation.id;
-    let known = open_evaluations(draft).any(|open| {
-        open.id != own && open.trigger == Trigger::RollingUpdate && open.wait_until <= wait_until
-    });
-    if known {
-        return;
-    }
-    let made = draft.evaluations.iter_mut().find(|made| made.trigger == Trigger::RollingUpdate);
-    match made {
-        // One is enough for several groups: the first that is due looks at all of them.
-        Some(made) => made.wait_until = made.wait_until.min(wait_until),
-        None => {
-            follow_up(draft, Trigger::RollingUpdate, wait_until, Vec::new());
-        }
-    }
 }
 
 /// The job's evaluations that are pending or blocked.

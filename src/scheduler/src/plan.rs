@@ -141,6 +141,16 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// Sets what a deployment that goes on is to reach.
+    pub(crate) fn set_goals(&mut self, id: DeploymentId, goals: BTreeMap<Text, DeploymentGoal>) {
+        self.plan.deployment = Some(NewDeployment { id, goals });
+    }
+
+    /// Whether a bound of the plan was reached.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cut
+    }
+
     /// Writes down a stop; false when the plan is full, and then nothing that depends on the stop may follow.
     pub(crate) fn stop(&mut self, allocation: &Allocation, why: &Text, lost: bool) -> bool {
         if self.plan.stops.len() >= PLAN_PLACEMENTS_MAX {

@@ -17,9 +17,6 @@ use crate::{
     rollout::Rollout,
 };
 
-/// Shortest pause between two steps of a rolling update, so that a job without a health time does not spin.
-pub(crate) const LOOK_MS_MIN: u64 = 1_000;
-
 /// Why an allocation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
@@ -218,20 +215,6 @@ struct Of<'a, 'p> {
     kind: JobKind,
     version: (u64, u64),
     group: &'p TaskGroup,
-}
-
-/// Runs for long enough, with all of its tasks, or has ended well.
-pub(crate) fn is_healthy(allocation: &Allocation, healthy_ms_min: u64, now: TimeMs) -> bool {
-    match allocation.client {
-        ClientStatus::Running => allocation
-            .all_running_since()
-            .is_some_and(|since| now.saturating_sub(since) >= healthy_ms_min),
-        ClientStatus::Complete => true,
-        ClientStatus::Pending
-        | ClientStatus::Failed
-        | ClientStatus::Lost
-        | ClientStatus::Unknown => false,
-    }
 }
 
 /// Whether the allocation's node is gone for good.

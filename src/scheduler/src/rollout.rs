@@ -27,7 +27,8 @@ pub(crate) struct Rollout<'a> {
 
 impl<'a> Rollout<'a> {
     pub(crate) fn of(pass: &Pass<'a>, target: &Target<'a>) -> Self {
-        let has_steps = target.job.is_some_and(|job| job.kind == JobKind::Service);
+        let has_steps =
+            target.job.is_some_and(|job| matches!(job.kind, JobKind::Service | JobKind::System));
         let deployment = target.job.and_then(|job| pass.state.current_deployment(job));
         let is_proven = deployment.is_some_and(|row| row.status == DeploymentStatus::Successful);
         let counts = |row: &&Deployment| row.is_active() || row.status == DeploymentStatus::Failed;
@@ -45,6 +46,11 @@ impl<'a> Rollout<'a> {
 
     pub(crate) fn is_begun(&self) -> bool {
         self.deployment.is_some()
+    }
+
+    /// The deployment that goes on, or is paused.
+    pub(crate) fn active(&self) -> Option<&'a Deployment> {
+        self.deployment.filter(|row| row.is_active())
     }
 
     pub(crate) fn has_failed(&self) -> bool {

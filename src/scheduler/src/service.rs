@@ -85,7 +85,7 @@ pub(crate) fn schedule<'a>(
 }
 
 /// Groups of the stack beyond those of the job: of a group of the job by its number, in an older version.
-type Older = Vec<(usize, u64)>;
+pub(crate) type Older = Vec<(usize, u64)>;
 
 /// The older versions that instances may be placed of, because what they take the place of ran them.
 fn older_versions(
@@ -112,7 +112,7 @@ pub(crate) const VERSION_MARK: char = '\u{0}';
 
 /// The job with the groups of older versions behind its own, under names that no group has; none: there are none. What the job as a whole asks for is
 /// that of its current version.
-fn extended(draft: &Draft<'_>, spec: &JobSpec, older: &Older) -> Option<JobSpec> {
+pub(crate) fn extended(draft: &Draft<'_>, spec: &JobSpec, older: &Older) -> Option<JobSpec> {
     if older.is_empty() {
         return None;
     }

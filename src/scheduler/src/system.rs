@@ -1,17 +1,23 @@
 //! Schedules system and sysbatch jobs: one instance of each group on every node that may run it.
 //!
-//! Each node is its own question: an instance is never moved to another node, and a node without room gets a blocked evaluation of its own.
+//! Each node is its own question: an instance is never moved to another node, and a node without room gets a blocked evaluation of its own. A change
+//! of a system job is rolled out by a deployment ([`crate::rollout`]). Its canaries are a share of the nodes, and take the place of the instances
+//! there: two do not fit on a node that one is made for.
+
+mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{Allocation, ClientStatus, JobKind, JobSpec, Node, NodeId, Placement, Plan, TaskGroup};
 
+use self::steps::{Step, older_versions};
 use crate::{
     candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
     evaluate,
     plan::Draft,
     reconcile::{self, Reason},
-    service::Texts,
+    rollout::Rollout,
+    service::{Older, Texts, extended},
     stack::{Obstacle, Stack},
     update::Differences,
 };
@@ -28,12 +34,18 @@ pub(crate) fn schedule<'a>(
     for group in &spec.groups {
         draft.queued.insert(group.name.clone(), 0);
     }
-    let stack = Stack::new(&draft.pass, spec, &allocations, memory);
+    let rollout = Rollout::of(&draft.pass, &draft.target);
+    let older = older_versions(&rollout, draft.target.version(), spec, &allocations);
+    let extended = extended(&draft, spec, &older);
+    let offered = extended.as_ref().unwrap_or(spec);
+    let stack = Stack::new(&draft.pass, offered, &allocations, memory);
     let mut work = Work {
         version: draft.target.version(),
         kind: draft.target.kind(draft.pass.evaluation),
         draft,
         spec,
+        rollout,
+        older,
         stack,
         exhausted: BTreeSet::new(),
         texts: Texts::default(),
@@ -52,8 +64,18 @@ pub(crate) fn schedule<'a>(
 struct Standing<'a> {
     /// To be replaced by the new version.
     updates: Vec<&'a Allocation>,
-    /// Of the new version, and not healthy yet.
+    /// Live instances of the deployment.
+    members: u32,
+    /// Canaries among them.
+    canaries: u32,
+    /// Those of them that are not healthy yet, or not any more.
     unhealthy: u32,
+    /// One of them was said to be unhealthy: nothing else is replaced.
+    is_stuck: bool,
+    /// Instances that took the new version as they run.
+    in_place: u32,
+    /// An instance of the current version is or was there.
+    has_run: bool,
     /// Nodes on which the group is there or has finished.
     settled: BTreeSet<NodeId>,
     /// The last that ended on a node.
@@ -73,6 +95,8 @@ struct Work<'a> {
     spec: &'a JobSpec,
     version: (u64, u64),
     kind: JobKind,
+    rollout: Rollout<'a>,
+    older: Older,
     stack: Stack<'a>,
     /// Nodes without room for a group.
     exhausted: BTreeSet<NodeId>,
@@ -96,13 +120,17 @@ impl<'a> Work<'a> {
             let Some(standing) = self.look_at(number, group, own) else { return };
             standings.push(standing);
         }
+        let mut steps: Vec<Step> =
+            groups.iter().zip(&standings).map(|(group, own)| self.step(group, own)).collect();
         for (number, (group, standing)) in groups.iter().zip(&standings).enumerate() {
-            if !self.update(number, group, standing)
-                || (group.count > 0 && !self.fill(number, group, standing))
+            let step = &mut steps[number];
+            if !self.update(number, group, standing, step)
+                || (group.count > 0 && !self.fill(number, group, standing, step))
             {
-                return;
+                break;
             }
         }
+        self.set_goals(&standings, &steps);
     }
 
     /// Stops and updates in place what can be decided of each allocation alone; none when the plan is full.
@@ -116,6 +144,7 @@ impl<'a> Work<'a> {
         let mut standing = Standing::default();
         for allocation in allocations {
             let node = allocation.node;
+            standing.has_run |= self.is_current(allocation);
             if !allocation.is_live() {
                 if self.has_finished(allocation) {
                     standing.settled.insert(node);
@@ -130,12 +159,7 @@ impl<'a> Work<'a> {
             }
             match self.fate(number, group, allocation, &mut differences) {
                 Fate::Keep => {
-                    let min = group.update.map_or(0, |update| update.healthy_ms_min);
-                    if self.is_current(allocation)
-                        && !reconcile::is_healthy(allocation, min, self.draft.pass.now)
-                    {
-                        standing.unhealthy += 1;
-                    }
+                    standing.count_member(&self.rollout, allocation);
                     standing.settled.insert(node);
                 }
                 Fate::Stop(reason) => {
@@ -153,6 +177,7 @@ impl<'a> Work<'a> {
                     if !self.draft.update_in_place(allocation) {
                         return None;
                     }
+                    standing.in_place += 1;
                     standing.settled.insert(node);
                 }
                 Fate::Replace => {
@@ -161,6 +186,10 @@ impl<'a> Work<'a> {
                 }
             }
         }
+        // First what is left of the canaries of another deployment, and what serves nobody.
+        standing.updates.sort_by_key(|allocation| {
+            (!allocation.is_canary(), allocation.client == ClientStatus::Running, allocation.id)
+        });
         Some(standing)
     }
 
@@ -233,35 +262,33 @@ impl<'a> Work<'a> {
         done
     }
 
-    /// Replaces instances of older versions, `max_parallel` at a time.
-    fn update(&mut self, number: usize, group: &TaskGroup, standing: &Standing<'_>) -> bool {
-        let updates = &standing.updates;
-        if updates.is_empty() {
+    /// Replaces instances of older versions; false when the plan is full. A node that cannot take the new version does not hold up the others.
+    fn update(
+        &mut self,
+        number: usize,
+        group: &TaskGroup,
+        standing: &Standing<'_>,
+        step: &mut Step,
+    ) -> bool {
+        if standing.updates.is_empty() {
             return true;
         }
-        let update = group.update.filter(|update| update.max_parallel > 0);
-        let busy = standing.unhealthy.saturating_add(self.failing(number, standing));
-        let limit =
-            update.map_or(usize::MAX, |update| update.max_parallel.saturating_sub(busy) as usize);
-        // A node that cannot take the new version does not hold up the others.
+        let limit = self.limit(number, group, standing, step);
+        let canary = step.canaries.is_some();
         let mut done = 0;
-        for allocation in updates {
+        for allocation in &standing.updates {
             if done == limit {
-                // What this pass placed may be healthy by then; what did not come up takes longer.
-                let pause = update.map_or(0, |update| {
-                    if done > 0 { update.healthy_ms_min } else { update.stagger_ms }
-                });
-                let pause = pause.max(reconcile::LOOK_MS_MIN);
-                let wait_until = self.draft.pass.now.saturating_add(pause);
-                evaluate::follow_up_rolling(&mut self.draft, wait_until);
-                break;
+                step.left += 1;
+                continue;
             }
             let Some(position) = self.stack.position(allocation.node) else { continue };
             if !self.draft.has_room() || !self.stop(allocation, Reason::Updating) {
                 return false;
             }
-            if self.place(number, group, position, Some(allocation)) {
+            let seat = Seat { number, position, version: None, canary };
+            if self.place(group, seat, Some(allocation)) {
                 done += 1;
+                step.placed += 1;
             } else {
                 self.draft.pop_stop();
                 self.stack.restore(allocation);
@@ -288,37 +315,54 @@ impl<'a> Work<'a> {
     }
 
     /// Places an instance on every candidate that has none.
-    fn fill(&mut self, number: usize, group: &TaskGroup, standing: &Standing<'_>) -> bool {
+    fn fill(
+        &mut self,
+        number: usize,
+        group: &TaskGroup,
+        standing: &Standing<'_>,
+        step: &mut Step,
+    ) -> bool {
         for position in self.stack.positions() {
             let node = self.stack.node(position).id;
             if standing.settled.contains(&node) {
                 continue;
             }
+            let previous = standing.previous.get(&node).copied();
+            let mut seat = Seat { number, position, version: None, canary: false };
+            if !step.is_open {
+                let Some(held) = self.held(standing, step, previous, seat) else { continue };
+                seat = held;
+            }
             if !self.draft.has_room() {
                 return false;
             }
-            self.place(number, group, position, standing.previous.get(&node).copied());
+            if self.place(group, seat, previous) {
+                // One of an older version is to be replaced once more.
+                let count = if seat.version.is_none() { &mut step.placed } else { &mut step.left };
+                *count += 1;
+            }
         }
         true
     }
 
-    /// Places an instance on one node; false if it cannot be there.
-    fn place(
-        &mut self,
-        number: usize,
-        group: &TaskGroup,
-        position: usize,
-        previous: Option<&Allocation>,
-    ) -> bool {
-        match self.stack.try_node(number, position) {
+    /// Places an instance; false if it cannot be there.
+    fn place(&mut self, group: &TaskGroup, seat: Seat, previous: Option<&Allocation>) -> bool {
+        let Seat { number, position, version, canary } = seat;
+        let is_it = |version| self.older.iter().position(|one| *one == (number, version));
+        let in_stack = match version.map(is_it) {
+            None => number,
+            Some(Some(extra)) => self.spec.groups.len() + extra,
+            Some(None) => return false,
+        };
+        match self.stack.try_node(in_stack, position) {
             Ok(choice) => {
-                self.stack.take(number, &choice);
+                self.stack.take(in_stack, &choice);
                 let placement = Placement {
                     id: self.draft.next_allocation_id(),
                     group: group.name.clone(),
                     name_index: 0,
-                    canary: false,
-                    version: None,
+                    canary,
+                    version,
                     node: choice.node,
                     ports: Vec::new(),
                     previous: previous.map(|previous| previous.id),
@@ -337,4 +381,16 @@ impl<'a> Work<'a> {
             }
         }
     }
+}
+
+/// Where an instance is to be, and as what.
+#[derive(Clone, Copy)]
+struct Seat {
+    /// Of the group.
+    number: usize,
+    /// Of the node in the stack.
+    position: usize,
+    /// None: the job's current one.
+    version: Option<u64>,
+    canary: bool,
 }

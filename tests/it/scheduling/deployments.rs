@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{SECOND, Stage, group, job, numbers, run_script, task};
 use crate::{
-    harness::{PATIENCE, program, wait_for},
+    harness::{PATIENCE, is_full, program, wait_for},
     recompute::{list_of, text},
 };
 
@@ -209,5 +209,95 @@ fn deployments_are_paused_failed_and_expire() {
     assert!(refused.status >= 400);
     stage.stop("web", true);
     stage.stop("api", true);
+    stage.finish();
+}
+
+/// Where the leader dies while a version fails: what is seen of the rollout by then.
+fn seen(stage: &Stage, point: usize, job: &str) -> bool {
+    let of_version = |version: u64| {
+        let live = list_of(stage.client.get(&format!("/v1/job/{job}/allocations")).ok());
+        live.into_iter().filter(move |one| one["JobVersion"] == version)
+    };
+    let deployment = || stage.deployments(job).into_iter().find(|row| row["JobVersion"] == 1);
+    match point {
+        0 | 1 => true,
+        2 => deployment().is_some(),
+        3 => of_version(1).count() > 0,
+        4 => of_version(1).any(|one| text(&one, "ClientStatus") != "pending"),
+        5 => of_version(1).any(|one| text(&one, "ClientStatus") == "failed"),
+        6 => deployment().is_some_and(|row| text(&row, "Status") == "failed"),
+        _ => stage.client.get(&format!("/v1/job/{job}")).ok()["Version"] == 2,
+    }
+}
+
+/// D3: whichever leader dies while canaries fail, at any of eight points, the end is the same: the version has failed, the job has gone back, and the old
+/// ten run on.
+#[test]
+fn a_version_that_fails_goes_back_whatever_leader_dies() {
+    let mut stage = Stage::start(3);
+    let _agent = stage.node("n1", &[]);
+    let points = if is_full() { 0..8 } else { 5..6 };
+    for point in points {
+        let name = format!("web{point}");
+        let mut web = service(&name, 10, |update| update["AutoRevert"] = true.into());
+        task(&mut web)["Resources"]["CPU"] = 10.into();
+        task(&mut web)["Resources"]["MemoryMB"] = 10.into();
+        stage.schedule(&web);
+        stage.await_deployment(&name, 0, "successful");
+        let before = stage.await_running(&name, 10);
+        web["Update"]["Canary"] = 2.into();
+        bad(&mut web);
+        let leader = stage.cluster.leader();
+        if point == 0 {
+            stage.cluster.kill(leader);
+            stage.cluster.restart(leader);
+            stage.cluster.await_ready_all();
+        }
+        stage.register(&web);
+        wait_for(&format!("point {point} is seen"), PATIENCE, || {
+            seen(&stage, point, &name).then_some(())
+        });
+        if point > 0 {
+            stage.cluster.kill(leader);
+            stage.cluster.restart(leader);
+            stage.cluster.await_ready_all();
+        }
+        let failed = stage.await_deployment(&name, 1, "failed");
+        let why = "Failed due to unhealthy allocations - rolling back to job version 0";
+        assert_eq!(text(&failed, "StatusDescription"), why, "point {point}");
+        stage.await_deployment(&name, 2, "successful");
+        let after = stage.await_running(&name, 10);
+        assert_eq!(super::ids(&after), super::ids(&before), "point {point}: they run on");
+        assert_eq!(stage.version(&name, 2)["Stable"], true);
+        stage.stop(&name, true);
+    }
+    stage.finish();
+}
+
+/// A change of a system job: a canary on half of the nodes in the place of what ran there, and the other node after the promotion.
+#[test]
+fn a_system_job_is_rolled_out_node_by_node() {
+    let stage = Stage::start(3);
+    let _agents = [stage.node("n1", &[]), stage.node("n2", &[])];
+    stage.await_ready_nodes(2);
+    let mut log = job("system", "log", 1);
+    log["Update"] =
+        json!({ "MaxParallel": 1, "MinHealthyTime": SECOND / 10, "HealthCheck": "task_states" });
+    stage.schedule(&log);
+    let first = stage.await_deployment("log", 0, "successful");
+    assert_eq!(state(&first)["DesiredTotal"], 2);
+    log["Update"]["Canary"] = 50.into();
+    good(&mut log, "two");
+    stage.schedule(&log);
+    wait_for("the canary is healthy", PATIENCE, || {
+        let row = stage.await_deployment("log", 1, "running");
+        (state(&row)["HealthyAllocs"] == 1).then_some(())
+    });
+    assert_eq!((stage.live_of("log", 0), stage.live_of("log", 1)), (1, 1));
+    let (code, shown) = stage.quorate(&["job", "promote", "log"]);
+    assert_eq!(code, 0, "{shown}");
+    stage.await_deployment("log", 1, "successful");
+    assert_eq!((stage.live_of("log", 0), stage.live_of("log", 1)), (0, 2));
+    assert_eq!(stage.version("log", 1)["Stable"], true);
     stage.finish();
 }

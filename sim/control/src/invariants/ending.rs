@@ -202,15 +202,18 @@ impl Ending<'_> {
         let live: BTreeMap<NodeId, &Arc<Allocation>> =
             self.rows(group).filter(|row| is_live(row)).map(|row| (row.node, row)).collect();
         let wanted = group.count > 0;
+        let is_held = self.is_held(group);
+        let may_be_old = is_held || self.waits_for_health(group);
         for node in self.state.nodes().iter().filter(|node| in_service(node)) {
             let done = self.job.kind == JobKind::Sysbatch
                 && self.rows(group).any(|row| row.node == node.id && has_ended(row));
-            let missing = wanted && !done && !live.contains_key(&node.id);
+            let missing = wanted && !is_held && !done && !live.contains_key(&node.id);
             if missing && !forgiven.contains(&node.id) && self.has_room(node, group) {
                 out.push(Broken("I39", format!("{key} does not run on {}", node.id)));
             }
             if let Some(row) = live.get(&node.id)
                 && !self.is_current(row)
+                && !may_be_old
                 && self.blocked(Some(node.id)) == 0
             {
                 let detail = format!("{key} runs version {} on {}", row.job_version, node.id);

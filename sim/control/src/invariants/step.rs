@@ -293,7 +293,8 @@ impl Step<'_> {
     /// I46: a rolling update replaces at most `max_parallel` at a time.
     fn rolling_update(&self, row: &Allocation, out: &mut Vec<Broken>) {
         let Some(job) = self.old.jobs().get(&row.job) else { return };
-        let spec = self.old.current_spec(job).filter(|spec| spec.kind == JobKind::Service);
+        let has_steps = |kind| matches!(kind, JobKind::Service | JobKind::System);
+        let spec = self.old.current_spec(job).filter(|spec| has_steps(spec.kind));
         let group = spec.and_then(|spec| spec.group(&row.group));
         let Some(update) = group.and_then(|group| group.update) else { return };
         let updated = updated(self.old, self.new, job, &row.group);

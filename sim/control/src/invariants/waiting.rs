@@ -52,8 +52,7 @@ impl Waiting<'_> {
     fn is_looked_at(&self) -> bool {
         let Ending { state, .. } = self.ending;
         self.open.iter().any(|row| {
-            let later = matches!(row.trigger, Trigger::RollingUpdate | Trigger::RetryFailedAlloc)
-                && row.wait_until > state.at();
+            let later = row.trigger == Trigger::RetryFailedAlloc && row.wait_until > state.at();
             match row.status {
                 EvaluationStatus::Pending => !later,
                 EvaluationStatus::Blocked => is_woken(state, row),
@@ -118,9 +117,11 @@ impl Waiting<'_> {
     /// I39: a node without its instance is looked after. I46: so is one that runs an older version.
     fn per_node(&self, group: &TaskGroup, forgiven: &BTreeSet<NodeId>, out: &mut Vec<Broken>) {
         let Ending { state, job, spec } = self.ending;
-        if group.count == 0 || self.is_looked_at() || self.blocked().any(|row| row.node.is_none()) {
+        let is_looked_at = self.is_looked_at() || self.blocked().any(|row| row.node.is_none());
+        if group.count == 0 || is_looked_at || self.ending.is_held(group) {
             return;
         }
+        let waits = self.ending.waits_for_health(group);
         let key = &job.key;
         let nodes = state.nodes().iter().filter(|node| in_service(node));
         for node in nodes.filter(|node| needs::suits(spec, group, node).is_ok()) {
@@ -132,7 +133,8 @@ impl Waiting<'_> {
                 out.push(Broken("I39", detail));
             }
             let mut rows = self.ending.rows(group).filter(|row| row.node == node.id);
-            if let Some(row) = rows.find(|row| is_live(row) && !self.ending.is_current(row)) {
+            let is_old = |row: &fsm::Allocation| is_live(row) && !self.ending.is_current(row);
+            if let Some(row) = rows.find(|row| is_old(row) && !waits) {
                 let version = row.job_version;
                 let detail =
                     format!("{key} is of version {version} on {}, and nobody looks", node.id);

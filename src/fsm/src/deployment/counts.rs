@@ -94,8 +94,8 @@ impl Turn<'_> {
         let fails = is.unhealthy
             && !was.unhealthy
             && (group.progress_deadline_ms == 0 || !self.state.may_reschedule(row));
-        // Canaries change nothing until they are promoted.
-        let steps = progress && !group.is_canarying();
+        // Canaries change nothing until they are promoted; those of system jobs take the place of others, and come in steps.
+        let steps = progress && (!group.is_canarying() || row.per_node);
         let touched = self.deployments.entry(id).or_default();
         touched.steps |= steps;
         touched.fails |= fails;

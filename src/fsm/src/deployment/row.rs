@@ -65,7 +65,8 @@ pub struct DeploymentGoal {
     pub total: u32,
 }
 
-/// The deployment that a plan begins: of the version of its job.
+/// The deployment that a plan begins, of the version of its job; with the id of one that goes on, what that one is to reach from now on: nodes of a
+/// system job come and go.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NewDeployment {
     pub id: DeploymentId,

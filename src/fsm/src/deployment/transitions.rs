@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    AllocationDeployment, AllocationHealth, Deployment, DeploymentGroup, DeploymentStatus,
-    ExpireDeployments, FailDeployment, NewDeployment, PauseDeployment, PromoteDeployment,
-    SetAllocationHealth, Touched, text,
+    AllocationDeployment, AllocationHealth, Deployment, DeploymentGoal, DeploymentGroup,
+    DeploymentStatus, ExpireDeployments, FailDeployment, NewDeployment, PauseDeployment,
+    PromoteDeployment, SetAllocationHealth, Touched, text,
 };
 use crate::{
     allocation::{Allocation, ClientStatus},
@@ -91,10 +91,15 @@ impl Turn<'_> {
         true
     }
 
-    /// Begins the deployment of a plan, unless the job's version has one that goes on or failed.
+    /// Begins the deployment of a plan, unless the job's version has one that failed, or one that goes on: that one may get other totals.
     pub(crate) fn create_deployment(&mut self, plan: &Plan, job: &Job, spec: &JobSpec) {
         let Some(NewDeployment { id, goals }) = &plan.deployment else { return };
         let known = self.state.current_deployment(job);
+        if let Some(row) = known.filter(|row| row.is_active() && row.id == *id) {
+            let row = (**row).clone();
+            self.set_totals(row, goals);
+            return;
+        }
         let is_open =
             known.is_some_and(|row| row.is_active() || row.status == DeploymentStatus::Failed);
         if job.stop || is_open || self.state.deployments.contains(id) {
@@ -128,6 +133,17 @@ impl Turn<'_> {
         row.description = row.running_text().into();
         self.put_deployment(row);
         self.drop_old_deployments(&job.key);
+    }
+
+    /// The nodes of a system job have changed while it is rolled out.
+    fn set_totals(&mut self, mut row: Deployment, goals: &BTreeMap<Text, DeploymentGoal>) {
+        for (name, goal) in goals {
+            if let Some(group) = row.groups.get_mut(name) {
+                group.goal.total = goal.total;
+            }
+        }
+        self.deployments.entry(row.id).or_default();
+        self.put_deployment(row);
     }
 
     /// Keeps the number of a job's deployments within its bound: the oldest ones that are over go.

@@ -187,7 +187,7 @@ fn s7_distinct_hosts_that_come_later() {
         let plan = cluster.run(&spec);
         assert_eq!(plan.counts(), (moves, moves, 1), "{max_parallel}");
         for _ in 0..3 {
-            let plan = cluster.plan(&spec, Trigger::RollingUpdate);
+            let plan = cluster.plan(&spec, Trigger::DeploymentWatcher);
             cluster.apply(&plan);
         }
         let mut nodes: Vec<_> = cluster.live(&spec).iter().map(|row| row.node).collect();

@@ -17,5 +17,6 @@ mod rollout;
 mod service;
 mod shares;
 mod system;
+mod system_rollout;
 
 pub(crate) use cluster::{Cluster, id, job, node};

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use fsm::{
-    ClientStatus, EvaluationStatus, JobKind, JobSpec, Liveness, NodeId, Trigger, job::Constraint,
+    ClientStatus, DeploymentStatus, EvaluationStatus, JobKind, JobSpec, Liveness, NodeId, Trigger,
+    job::Constraint,
 };
 
 use super::{
@@ -61,22 +62,15 @@ fn ns03_a_destructive_change_replaces_on_the_same_node_step_by_step() {
     cluster.register(&spec);
     let plan = cluster.plan(&spec, Trigger::JobRegister);
     assert_eq!(plan.counts(), (3, 3, 0));
-    let waiting = plan.waiting();
-    assert_eq!(waiting.len(), 1);
-    assert_eq!(waiting[0].trigger, Trigger::RollingUpdate);
-    assert_eq!(waiting[0].wait_until, cluster.now + 10_000, "when they may be healthy");
-    cluster.apply(&plan);
-
+    assert!(plan.waiting().is_empty(), "the next step follows from health");
+    cluster.begin(&plan);
     // GH-27284: an evaluation in between must not start another step before these are healthy.
-    let now = cluster.now;
-    for placement in &plan.placements {
-        cluster.change(placement.id, |allocation| allocation.client_at = now);
-    }
-    let early = cluster.plan(&spec, Trigger::NodeUpdate);
-    assert!(early.is_no_op());
-    assert!(early.waiting().is_empty());
-    cluster.now += 30_000;
-    assert_eq!(cluster.plan(&spec, Trigger::RollingUpdate).counts(), (3, 3, 0));
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+    cluster.set_health(plan.placements[0].id, true);
+    assert_eq!(cluster.plan(&spec, Trigger::DeploymentWatcher).counts(), (1, 1, 0));
+    cluster.set_health(plan.placements[1].id, true);
+    cluster.set_health(plan.placements[2].id, true);
+    assert_eq!(cluster.plan(&spec, Trigger::DeploymentWatcher).counts(), (3, 3, 0));
 }
 
 #[test]
@@ -282,34 +276,6 @@ fn a_failed_system_instance_is_replaced_where_it_was() {
     assert_eq!(plan.placements[0].previous, Some(failed));
 }
 
-/// A version that fails goes no further, as long as it is tried where it failed.
-#[test]
-fn a_failed_system_instance_holds_up_an_update() {
-    let (mut cluster, mut spec) = running(3);
-    spec.groups[0].tasks[0].config_json = "{\"v\":2}".into();
-    spec.groups[0].update = Some(update(1));
-    cluster.register(&spec);
-    let plan = cluster.plan(&spec, Trigger::JobRegister);
-    assert_eq!(plan.counts(), (1, 1, 0));
-    cluster.apply(&plan);
-    let failed = plan.placements[0].id;
-    cluster.end(failed, ClientStatus::Failed);
-    cluster.now += 30_000;
-    let plan = cluster.plan(&spec, Trigger::RollingUpdate);
-    assert_eq!(plan.counts(), (1, 0, 0));
-    assert_eq!(plan.placements[0].previous, Some(failed));
-
-    let on = cluster.get(failed).node;
-    let number = (1..=3).find(|number| NodeId(id(*number)) == on).unwrap();
-    cluster.change_node(number, |node| {
-        let mut description = (*node.description).clone();
-        description.resources.total.cpu_mhz = 100;
-        node.description = description.into();
-    });
-    let plan = cluster.plan(&spec, Trigger::RollingUpdate);
-    assert_eq!((plan.counts(), plan.queued()), ((1, 1, 0), 1), "it is no longer tried");
-}
-
 /// Two of five nodes have no room for the new version: the others are updated step by step, and when only those two are left nothing ticks any more:
 /// their records wait for room.
 #[test]
@@ -327,22 +293,18 @@ fn a_full_node_does_not_hold_up_an_update() {
     cluster.register(&spec);
     let (mut steps, mut queued) = (Vec::new(), 0);
     for _ in 0..3 {
-        let plan = cluster.plan(&spec, Trigger::RollingUpdate);
+        let plan = cluster.plan(&spec, Trigger::DeploymentWatcher);
         queued = plan.queued();
-        steps.push((plan.counts().0, plan.waiting().len()));
+        steps.push(plan.counts().0);
         for placement in &plan.placements {
             assert!(placement.node > NodeId(id(2)));
         }
         cluster.apply(&plan);
-        // The step that waits is taken as done.
-        for waiting in plan.waiting() {
-            let mut row = waiting.clone();
-            row.status = EvaluationStatus::Complete;
-            cluster.put_evaluation(row);
-        }
     }
-    assert_eq!((steps, queued), (vec![(2, 1), (1, 0), (0, 0)], 2));
+    assert_eq!((steps, queued), (vec![2, 1, 0], 2));
     assert_eq!(cluster.live(&spec).len(), 5, "the old ones go on");
+    let rows = cluster.state.deployments_of_job(&spec.key);
+    assert_eq!(rows[0].status, DeploymentStatus::Successful, "it does not wait for the full ones");
 }
 
 /// A group that is removed makes room for what another group wants in the same plan, and what it had on a lost node is lost.

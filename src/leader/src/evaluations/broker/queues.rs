@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use fsm::{Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind, Trigger};
+use fsm::{Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind};
 
 use super::Token;
 
@@ -94,7 +94,6 @@ impl Entry {
             kind: evaluation.kind,
             is_pending: evaluation.status == EvaluationStatus::Pending,
             is_relied_on: evaluation.status == EvaluationStatus::Blocked
-                || evaluation.trigger == Trigger::RollingUpdate
                 || !evaluation.reschedules.is_empty(),
             priority: evaluation.priority,
             create_index: evaluation.create_index,

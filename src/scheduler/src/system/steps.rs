@@ -1,0 +1,171 @@
+//! The steps of a system job's deployment: canaries on a share of the nodes, then the others, `max_parallel` at a time.
+
+use std::collections::BTreeMap;
+
+use fsm::{Allocation, ClientStatus, JobSpec, TaskGroup, Text, deployment::DeploymentGoal};
+
+use super::{Seat, Standing, Work};
+use crate::{rollout::Rollout, service::Older};
+
+/// The older versions of the job that may be placed once more while its current one is held back.
+pub(super) fn older_versions(
+    rollout: &Rollout<'_>,
+    (create_index, version): (u64, u64),
+    spec: &JobSpec,
+    allocations: &[&Allocation],
+) -> Older {
+    let mut older = Older::new();
+    for (number, group) in spec.groups.iter().enumerate() {
+        if rollout.strategy(group).is_none() {
+            continue;
+        }
+        let own = allocations.iter().filter(|row| row.group == group.name);
+        let own = own.filter(|row| row.job_create_index == create_index);
+        let versions = own.map(|row| row.job_version).filter(|other| *other != version);
+        older.extend(versions.map(|version| (number, version)));
+    }
+    older.sort_unstable();
+    older.dedup();
+    older
+}
+
+/// What a deployment means for a group in this pass, and what came of it.
+#[derive(Default)]
+pub(super) struct Step {
+    /// Canaries wanted; none: the group does not begin with canaries, or they were promoted.
+    pub(super) canaries: Option<u32>,
+    /// New instances may be placed, and older ones replaced.
+    pub(super) is_open: bool,
+    /// Instances of the current version that this pass places.
+    pub(super) placed: u32,
+    /// To be replaced in a later pass.
+    pub(super) left: u32,
+}
+
+impl Work<'_> {
+    /// What the deployment allows the group.
+    pub(super) fn step(&self, group: &TaskGroup, standing: &Standing<'_>) -> Step {
+        let Some(strategy) = self.rollout.strategy(group) else {
+            return Step { is_open: true, ..Step::default() };
+        };
+        // What is left of the canaries of another deployment is replaced in any case.
+        let others = standing.updates.iter().any(|allocation| !allocation.is_canary());
+        let begins = self.rollout.may_begin_with_canaries() && strategy.canaries > 0 && others;
+        let canaries = if begins {
+            let nodes = u64::try_from(standing.settled.len()).unwrap_or(u64::MAX);
+            let share = nodes.saturating_mul(strategy.canaries.into()).div_ceil(100);
+            Some(u32::try_from(share).unwrap_or(u32::MAX).max(1))
+        } else {
+            self.rollout.canaries(group)
+        };
+        Step { canaries, is_open: self.rollout.is_open(group, begins), ..Step::default() }
+    }
+
+    /// Begins a deployment if this version needs one; one that goes on learns what it is to reach on the nodes of today. Nodes without room are not
+    /// waited for.
+    pub(super) fn set_goals(&mut self, standings: &[Standing<'_>], steps: &[Step]) {
+        let groups = self.spec.groups.iter().zip(standings).zip(steps).filter_map(
+            |((group, standing), step)| {
+                self.rollout.strategy(group).filter(|_| group.count > 0)?;
+                Some((group, standing, step))
+            },
+        );
+        let mut is_needed = false;
+        let mut goals: BTreeMap<Text, DeploymentGoal> = BTreeMap::new();
+        for (group, standing, step) in groups {
+            let changes = !standing.updates.is_empty() || standing.in_place > 0;
+            let does = step.placed > 0 || standing.in_place > 0;
+            is_needed |= does && (changes || !standing.has_run);
+            let total = if self.draft.is_cut() {
+                // The next pass counts.
+                let nodes = self.stack.positions().len().max(standing.settled.len());
+                u32::try_from(nodes).unwrap_or(u32::MAX)
+            } else {
+                standing.members + standing.in_place + step.placed + step.left
+            };
+            let canaries = step.canaries.unwrap_or(0);
+            goals.insert(group.name.clone(), DeploymentGoal { canaries, total });
+        }
+        if let Some(row) = self.rollout.active() {
+            let is_new = |name: &Text, goal: &DeploymentGoal| {
+                row.groups.get(name).is_some_and(|group| group.goal.total != goal.total)
+            };
+            if goals.iter().any(|(name, goal)| is_new(name, goal)) {
+                self.draft.set_goals(row.id, goals);
+            }
+        } else if is_needed && !self.rollout.is_begun() {
+            self.draft.begin_deployment(goals);
+        }
+    }
+
+    /// How many instances of older versions this pass may replace: canaries until there are enough, then the others, `max_parallel` at a time less
+    /// what is not healthy yet.
+    pub(super) fn limit(
+        &mut self,
+        number: usize,
+        group: &TaskGroup,
+        standing: &Standing<'_>,
+        step: &Step,
+    ) -> usize {
+        let Some(strategy) = self.rollout.strategy(group) else { return usize::MAX };
+        if standing.is_stuck || (step.canaries.is_some() && !self.rollout.takes_canaries()) {
+            return 0;
+        }
+        let busy = standing.unhealthy.saturating_add(self.failing(number, standing));
+        let free = strategy.max_parallel.saturating_sub(busy);
+        let limit = match step.canaries {
+            Some(wanted) => free.min(wanted.saturating_sub(standing.canaries)),
+            None if step.is_open => free,
+            None => 0,
+        };
+        limit as usize
+    }
+
+    /// What may be placed on a node without an instance while the deployment holds back what is new: what takes the place of another, in the version of
+    /// that one, and canaries that are still wanted.
+    pub(super) fn held(
+        &self,
+        standing: &Standing<'_>,
+        step: &Step,
+        previous: Option<&Allocation>,
+        seat: Seat,
+    ) -> Option<Seat> {
+        match previous.filter(|row| row.job_create_index == self.version.0) {
+            Some(row) if self.is_given_up(row) => None,
+            Some(row) if self.is_current(row) => {
+                let canary = self.rollout.is_waiting_canary(row) && row.is_canary();
+                Some(Seat { canary, ..seat })
+            }
+            Some(row) => Some(Seat { version: Some(row.job_version), ..seat }),
+            None => {
+                let there = standing.canaries.saturating_add(step.placed);
+                let wants = self.rollout.takes_canaries()
+                    && !standing.is_stuck
+                    && step.canaries.is_some_and(|wanted| there < wanted);
+                wants.then_some(Seat { canary: true, ..seat })
+            }
+        }
+    }
+
+    /// Whether the allocation is of a deployment that has failed: it is not tried again.
+    pub(super) fn is_given_up(&self, allocation: &Allocation) -> bool {
+        allocation.client == ClientStatus::Failed
+            && self.rollout.has_failed()
+            && self.rollout.owns(allocation)
+    }
+}
+
+impl Standing<'_> {
+    /// Counts an instance that stays as it is.
+    pub(super) fn count_member(&mut self, rollout: &Rollout<'_>, allocation: &Allocation) {
+        if !rollout.owns(allocation) {
+            return;
+        }
+        let healthy = allocation.deployment.and_then(|own| own.is_healthy());
+        let is_well = healthy == Some(true) && allocation.client == ClientStatus::Running;
+        self.members += 1;
+        self.canaries += u32::from(allocation.is_canary());
+        self.unhealthy += u32::from(!is_well);
+        self.is_stuck |= healthy == Some(false);
+    }
+}
