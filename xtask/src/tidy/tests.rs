@@ -124,6 +124,7 @@ fn each_check_finds_what_breaks_it() {
         ("src/fsm/src/lib.rs", "//! Docs of HashMap.\nuse std::collections::HashMap;\n"),
         ("src/calendar/Cargo.toml", "[dependencies]\n"),
         ("src/chance/Cargo.toml", "[dependencies]\n"),
+        ("src/cron/Cargo.toml", "[dependencies]\n"),
         ("src/elastic/Cargo.toml", "[dependencies]\n"),
         ("src/b.rs", later),
         ("src/c.rs", "//! Half of a module.\npub fn undocumented() {}\n"),
