@@ -207,6 +207,7 @@ impl Shared {
             | Reply::Evaluations(_)
             | Reply::Plans(_)
             | Reply::Deployment { .. }
+            | Reply::Dispatched(_)
             | Reply::Collected(_)
             | Reply::Requirements(_)) => Err(format!("write {value} was answered {other:?}")),
         };

@@ -446,6 +446,7 @@ impl Operator {
                 | Reply::Evaluations(_)
                 | Reply::Plans(_)
                 | Reply::Deployment { .. }
+                | Reply::Dispatched(_)
                 | Reply::Collected(_)
                 | Reply::Requirements(_)) => {
                     verdict::fail(format!("an operation on service-{service} got {other:?}"));

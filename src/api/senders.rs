@@ -78,6 +78,7 @@ fn row(command: &Command) -> (&'static str, Senders) {
         Command::SetAllocationHealth(_) => ("SetAllocationHealth", Clients),
         Command::ExpireDeployments(_) => ("ExpireDeployments", Leader),
         Command::DeleteEvaluations(_) => ("DeleteEvaluations", Clients),
+        Command::DispatchJob(_) => ("DispatchJob", Clients),
     }
 }
 

@@ -63,6 +63,7 @@ impl CapacityService {
                 | Reply::Evaluations(_)
                 | Reply::Plans(_)
                 | Reply::Deployment { .. }
+                | Reply::Dispatched(_)
                 | Reply::Collected(_)
                 | Reply::Requirements(_) => heard(pb::Outcome::Taken),
             },

@@ -61,6 +61,7 @@ async fn stop(call: Call) -> Result<Answer, Error> {
         | Reply::Node { .. }
         | Reply::Plans(_)
         | Reply::Deployment { .. }
+        | Reply::Dispatched(_)
         | Reply::Collected(_)
         | Reply::Requirements(_) => None,
     };

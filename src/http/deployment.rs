@@ -170,6 +170,7 @@ fn reply(written: &Written) -> Value {
         | Reply::Node { .. }
         | Reply::Evaluations(_)
         | Reply::Plans(_)
+        | Reply::Dispatched(_)
         | Reply::Collected(_)
         | Reply::Requirements(_) => (None, None),
     };

@@ -104,6 +104,7 @@ async fn delete_some(call: &Call, ids: Vec<EvaluationId>) -> Result<(Written, u6
         | Reply::Evaluations(_)
         | Reply::Plans(_)
         | Reply::Deployment { .. }
+        | Reply::Dispatched(_)
         | Reply::Requirements(_) => 0,
     };
     Ok((written, count))

@@ -80,6 +80,7 @@ fn made(reply: &fsm::Reply) -> Vec<Value> {
         | fsm::Reply::Node { .. }
         | fsm::Reply::Plans(_)
         | fsm::Reply::Deployment { .. }
+        | fsm::Reply::Dispatched(_)
         | fsm::Reply::Collected(_)
         | fsm::Reply::Requirements(_) => Vec::new(),
     }

@@ -360,6 +360,7 @@ pub(super) fn job_reply(written: &Written) -> Value {
         | Reply::Node { .. }
         | Reply::Plans(_)
         | Reply::Deployment { .. }
+        | Reply::Dispatched(_)
         | Reply::Collected(_)
         | Reply::Requirements(_) => (None, written.index),
     };

@@ -112,6 +112,7 @@ fn node_answer(written: &Written) -> Value {
         | Reply::Job { .. }
         | Reply::Plans(_)
         | Reply::Deployment { .. }
+        | Reply::Dispatched(_)
         | Reply::Collected(_)
         | Reply::Requirements(_) => (written.index, &[]),
     };
@@ -180,6 +181,7 @@ fn is_unregistered(reply: &Reply) -> bool {
         | Reply::Evaluations(_)
         | Reply::Plans(_)
         | Reply::Deployment { .. }
+        | Reply::Dispatched(_)
         | Reply::Collected(_)
         | Reply::Requirements(_) => false,
     }

@@ -154,6 +154,7 @@ async fn set(
         | Reply::Evaluations(_)
         | Reply::Plans(_)
         | Reply::Deployment { .. }
+        | Reply::Dispatched(_)
         | Reply::Collected(_)
         | Reply::Requirements(_) => true,
     };

@@ -13,7 +13,7 @@ use fsm::{
     capacity::MoveMembers,
     codec,
     deployment::{FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth},
-    job::{DeregisterJob, EvaluateJob, RegisterJob},
+    job::{DeregisterJob, DispatchJob, EvaluateJob, RegisterJob},
     node::{
         AdvanceDrains, EvaluateNode, NodeLiveness, NodeReadiness, NodeShortage, ReapNode,
         RegisterNode, SetDrain, SetEligibility,
@@ -208,7 +208,10 @@ impl Writes {
             // leader.
             return Err(ApiError::NoLeader);
         }
-        let makes_work = matches!(command, Command::RegisterJob(_) | Command::EvaluateJob(_));
+        let makes_work = matches!(
+            command,
+            Command::RegisterJob(_) | Command::EvaluateJob(_) | Command::DispatchJob(_)
+        );
         if makes_work && services.is_overloaded() {
             return Err(ApiError::Overloaded {
                 what: Limit::PendingEvaluations,
@@ -334,6 +337,12 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::SetAllocationHealth(SetAllocationHealth { evaluation, .. })
         | Command::StopAllocation(StopAllocation { evaluation, .. }) => {
             *evaluation = fsm::EvaluationId::default();
+        }
+        Command::DispatchJob(DispatchJob { children, .. }) => {
+            for child in children {
+                child.id = fsm::Text::default();
+                child.evaluation = fsm::EvaluationId::default();
+            }
         }
         Command::RegisterNode(RegisterNode { evaluation_ids, .. })
         | Command::NodeReadiness(NodeReadiness { evaluation_ids, .. })

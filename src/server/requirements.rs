@@ -191,6 +191,7 @@ fn outcome_of(result: &Result<Written, ApiError>, position: usize) -> Outcome {
         | Reply::Evaluations(_)
         | Reply::Plans(_)
         | Reply::Deployment { .. }
+        | Reply::Dispatched(_)
         | Reply::Collected(_) => Err(ApiError::Unknown),
     }
 }

@@ -598,6 +598,7 @@ fn note_command(
         | Command::PauseDeployment(_)
         | Command::SetAllocationHealth(_)
         | Command::ExpireDeployments(_)
+        | Command::DispatchJob(_)
         | Command::DeleteEvaluations(_) => {}
     }
 }

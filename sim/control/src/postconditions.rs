@@ -140,6 +140,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         | Command::PauseDeployment(_)
         | Command::SetAllocationHealth(_)
         | Command::ExpireDeployments(_)
+        | Command::DispatchJob(_)
         | Command::DeleteEvaluations(_) => {}
     }
 }

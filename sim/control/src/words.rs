@@ -173,6 +173,7 @@ pub(crate) fn of(command: &Command) -> String {
         | Command::PauseDeployment(_)
         | Command::SetAllocationHealth(_)
         | Command::ExpireDeployments(_)
+        | Command::DispatchJob(_)
         | Command::DeleteEvaluations(_) => format!("{command:?}"),
     }
 }
@@ -234,6 +235,7 @@ pub(crate) fn reply(reply: &Reply, state: &State) -> String {
             format!("{verdicts:?}")
         }
         Reply::Rejected(rejection) => format!("rejected: {rejection}"),
+        Reply::Dispatched(answers) => format!("{} dispatched", answers.len()),
         Reply::Collected(count) => format!("{count} collected"),
         Reply::Requirements(verdicts) => format!("{verdicts:?}"),
         Reply::Deployment { reverted_to, .. } => format!("reverted to {reverted_to:?}"),

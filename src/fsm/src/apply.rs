@@ -110,6 +110,8 @@ pub(crate) struct Turn<'a> {
     pub(crate) at: TimeMs,
     /// Jobs whose status has to be derived anew.
     pub(crate) jobs: BTreeSet<JobKey>,
+    /// Jobs whose children may be let in.
+    pub(crate) parents: BTreeSet<JobKey>,
     /// Nodes that gained room.
     pub(crate) gains: BTreeSet<NodeId>,
     /// Deployments whose allocations changed.
@@ -132,6 +134,7 @@ impl<'a> Turn<'a> {
             index,
             at,
             jobs: BTreeSet::new(),
+            parents: BTreeSet::new(),
             gains: BTreeSet::new(),
             deployments: BTreeMap::new(),
             derived_ids: 0,
@@ -196,15 +199,21 @@ impl<'a> Turn<'a> {
             Command::SetAllocationHealth(command) => self.set_allocation_health(command),
             Command::ExpireDeployments(command) => Ok(self.expire_deployments(command)),
             Command::DeleteEvaluations(command) => self.delete_evaluations(command),
+            Command::DispatchJob(command) => self.dispatch_job(command),
+        }
+    }
+
+    pub(crate) fn derive_job_statuses(&mut self) {
+        for key in std::mem::take(&mut self.jobs) {
+            self.derive_job_status(&key);
         }
     }
 
     /// Derives what depends on several rows, and hands out the effects.
     pub(crate) fn finish(mut self) -> Vec<Effect> {
         self.settle_deployments();
-        for key in std::mem::take(&mut self.jobs) {
-            self.derive_job_status(&key);
-        }
+        self.derive_job_statuses();
+        self.let_children_in();
         for id in std::mem::take(&mut self.gains) {
             self.record_gain(id);
         }

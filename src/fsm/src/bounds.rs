@@ -125,6 +125,9 @@ impl JobSpec {
         named("job", &self.key.id)?;
         short("name of the job", &self.name, limits::NAME_BYTES_MAX)?;
         at_most("priority", self.priority.into(), limits::JOB_PRIORITY_MAX.into())?;
+        if self.parameterized.is_some() && self.periodic.is_some() {
+            return Err("the job is periodic and parameterized: it can be one of the two".into());
+        }
         few("task groups in the job", self.groups.len(), limits::LIST_MAX)?;
         let count = self.groups.iter().map(|group| u64::from(group.count)).sum();
         at_most("count of all groups", count, limits::JOB_COUNT_MAX)?;

@@ -16,7 +16,7 @@ use crate::{
     evaluation::{DeleteEvaluations, UpdateEvaluations},
     gc::CollectGarbage,
     id::{EvaluationId, Index, Text, TimeMs},
-    job::{DeregisterJob, EvaluateJob, MarkJobVersion, RegisterJob},
+    job::{DeregisterJob, DispatchJob, EvaluateJob, MarkJobVersion, RegisterJob},
     node::{
         AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, NodeLiveness, NodeReadiness,
         NodeShortage, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
@@ -105,6 +105,7 @@ pub enum Command {
     SetAllocationHealth(SetAllocationHealth),
     ExpireDeployments(ExpireDeployments),
     DeleteEvaluations(DeleteEvaluations),
+    DispatchJob(DispatchJob),
 }
 
 macro_rules! from_structs {
@@ -168,6 +169,7 @@ from_structs! {
     SetAllocationHealth,
     ExpireDeployments,
     DeleteEvaluations,
+    DispatchJob,
 }
 
 /// Why a command changed nothing. The same on every replica.
@@ -282,4 +284,23 @@ pub enum Reply {
         /// The version that the job goes back to.
         reverted_to: Option<u64>,
     },
+    /// Each dispatch was answered, in order; empty: it was, when the request came first.
+    Dispatched(Vec<DispatchAnswer>),
+}
+
+/// What became of a dispatch.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum DispatchAnswer {
+    /// There is a child for it.
+    Child {
+        /// What its id has after its parent's and a slash.
+        name: Text,
+        /// Its first evaluation; none: it waits, or was there before.
+        evaluation: Option<EvaluationId>,
+        create_index: Index,
+        /// It was there before: the token is known.
+        found: bool,
+    },
+    /// It made nothing.
+    Refused(Rejection),
 }

@@ -137,6 +137,11 @@ impl JobKey {
         let is_child = own.starts_with("dispatch-") || own.starts_with("periodic-");
         (is_child && !parent.is_empty()).then_some(parent)
     }
+
+    /// The key of the job that [`Self::parent`] names.
+    pub fn parent_key(&self) -> Option<Self> {
+        Some(Self { namespace: self.namespace.clone(), id: self.parent()?.into() })
+    }
 }
 
 impl fmt::Display for JobKey {

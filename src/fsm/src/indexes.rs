@@ -90,6 +90,11 @@ impl State {
             .filter(|job| job.kind.is_per_node())
             .map(|job| job.key.clone())
             .collect();
+        self.children = OrdMap::new();
+        let children = self.jobs.iter().filter(|job| job.key.parent().is_some());
+        for job in children.cloned().collect::<Vec<_>>() {
+            self.index_child(None, Some(&job));
+        }
         self.instances_by_pool = OrdMap::new();
         self.members_by_group = OrdMap::new();
         self.capacity_pools = self
@@ -148,6 +153,7 @@ impl State {
                 broken("per-node-jobs", format_args!("job {} was there: {was_there}", job.key));
             }
         }
+        self.index_child(old, Some(job));
     }
 
     /// Removes a deleted job row from the indexes.
@@ -156,6 +162,7 @@ impl State {
         if was_there != job.kind.is_per_node() {
             broken("per-node-jobs", format_args!("job {} was there: {was_there}", job.key));
         }
+        self.index_child(Some(job), None);
     }
 
     /// Indexes a new evaluation row, or one that replaces `old`. The set is written even if the id

@@ -3,6 +3,7 @@
 
 use crate::{
     id::Index,
+    limits::LET_IN_MAX,
     node::DrainStatus,
     pool::{Behavior, InstanceState, ShutdownCause},
     resources::{NodeUsage, PortHolder},
@@ -26,6 +27,7 @@ const CHECKS: &[Check] = &[
     ("references", references),
     ("indexes-ordered", indexes_ordered),
     ("blocked-once", blocked_once),
+    ("children-wait", children_wait),
     ("deployment-once", deployment_once),
     ("deployment-counts", deployment_counts),
     ("instance-binding", instance_binding),
@@ -74,6 +76,13 @@ fn derived_indexes(state: &State, out: &mut Vec<String>) {
         }
         for key in state.by_job.keys().filter(|key| !fresh.by_job.contains_key(*key)) {
             out.push(format!("job {key} has an index and no rows"));
+        }
+    }
+    if fresh.children != state.children {
+        let parents = fresh.children.keys().chain(state.children.keys());
+        for key in parents.filter(|key| fresh.children.get(*key) != state.children.get(*key)) {
+            let (found, expected) = (state.children.get(key), fresh.children.get(key));
+            out.push(format!("children of {key} are {found:?}, recomputed {expected:?}"));
         }
     }
     if fresh.occupancy != state.occupancy {
@@ -214,6 +223,26 @@ fn blocked_once(state: &State, out: &mut Vec<String>) {
         let blocked = row.status == crate::evaluation::EvaluationStatus::Blocked;
         if blocked && !seen.insert((row.job.clone(), row.node)) {
             out.push(format!("job {} has two blocked evaluations", row.job));
+        }
+    }
+}
+
+/// A child that waits has a parent, was not started, and does not wait for nothing.
+fn children_wait(state: &State, out: &mut Vec<String>) {
+    for row in state.jobs.iter().filter(|row| row.waiting.is_some()) {
+        let parent = row.key.parent_key().and_then(|key| state.jobs.get(&key));
+        if parent.is_none() || row.stop {
+            out.push(format!("job {} waits: stopped {}, {parent:?}", row.key, row.stop));
+        }
+    }
+    for (key, children) in &state.children {
+        let bound = match state.running_max(key) {
+            0 => LET_IN_MAX as u64,
+            max => u64::from(max).min(LET_IN_MAX as u64),
+        };
+        let (alive, waiting) = (children.alive(), children.waiting.len());
+        if waiting > 0 && alive < bound {
+            out.push(format!("{waiting} children of {key} wait, and {alive} are alive"));
         }
     }
 }

@@ -4,6 +4,16 @@
 pub const JOB_VERSIONS_MAX: usize = 6;
 /// Tagged versions of a job, which are kept beyond [`JOB_VERSIONS_MAX`].
 pub const JOB_TAGS_MAX: usize = 64;
+/// Dispatches of one entry, and of one request.
+pub const DISPATCHES_MAX: usize = 1_000;
+/// Payload of a dispatch, bytes (Nomad's `DispatchPayloadSizeLimit`).
+pub const PAYLOAD_BYTES_MAX: usize = 16 << 10;
+/// What a child's id has after its parent's, bytes.
+pub const CHILD_NAME_BYTES_MAX: usize = 160;
+/// Idempotency token of a dispatch, bytes.
+pub const TOKEN_BYTES_MAX: usize = 256;
+/// Children that one entry starts of those that wait.
+pub const LET_IN_MAX: usize = 1_000;
 /// Deployments of a job that are kept (an older one that is over goes first).
 pub const DEPLOYMENTS_PER_JOB_MAX: usize = 32;
 /// Allocations whose health one command may say.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     apply::Applied,
-    command::{Proposal, Rejection, Reply},
+    command::{DispatchAnswer, Proposal, Rejection, Reply},
     id::{EvaluationId, Index, RequestId, Text, TimeMs},
     indexes::broken,
     limits,
@@ -53,20 +53,41 @@ fn abbreviate(reply: &Reply) -> Reply {
             evaluations: first(evaluations),
         },
         Reply::Evaluations(evaluations) => Reply::Evaluations(first(evaluations)),
-        Reply::Rejected(Rejection::Invalid(text)) => Reply::Rejected(Rejection::Invalid(cut(text))),
-        Reply::Rejected(Rejection::StaleRequirements { name, epoch, seq }) => {
-            let (name, epoch, seq) = (cut(name), *epoch, *seq);
-            Reply::Rejected(Rejection::StaleRequirements { name, epoch, seq })
-        }
-        Reply::Rejected(Rejection::InUse(text)) => Reply::Rejected(Rejection::InUse(cut(text))),
+        Reply::Rejected(why) => Reply::Rejected(shorten(why)),
         // Plans are proposed by the leader, and requirements of several sources by a server, never
         // by a client with a request id.
         Reply::Plans(_) | Reply::Requirements(_) => Reply::Done,
-        Reply::Done
-        | Reply::Rejected(_)
-        | Reply::Job { .. }
-        | Reply::Collected(_)
-        | Reply::Deployment { .. } => reply.clone(),
+        Reply::Dispatched(answers) => match &answers[..] {
+            [DispatchAnswer::Refused(why)] => {
+                Reply::Dispatched(vec![DispatchAnswer::Refused(shorten(why))])
+            }
+            [_] => reply.clone(),
+            // Those of many are found by their tokens.
+            _ => Reply::Dispatched(Vec::new()),
+        },
+        Reply::Done | Reply::Job { .. } | Reply::Collected(_) | Reply::Deployment { .. } => {
+            reply.clone()
+        }
+    }
+}
+
+fn shorten(why: &Rejection) -> Rejection {
+    match why {
+        Rejection::Invalid(text) => Rejection::Invalid(cut(text)),
+        Rejection::StaleRequirements { name, epoch, seq } => {
+            let (name, epoch, seq) = (cut(name), *epoch, *seq);
+            Rejection::StaleRequirements { name, epoch, seq }
+        }
+        Rejection::InUse(text) => Rejection::InUse(cut(text)),
+        Rejection::StaleEpoch { .. }
+        | Rejection::SessionExpired
+        | Rejection::RequestIdReused
+        | Rejection::JobIndexConflict { .. }
+        | Rejection::NotFound { .. }
+        | Rejection::RegistrationDisabled
+        | Rejection::SecretMismatch
+        | Rejection::StaleIncarnation
+        | Rejection::IndexConflict { .. } => why.clone(),
     }
 }
 

@@ -22,7 +22,7 @@ use crate::{
     evaluation::Evaluation,
     id::{AllocationId, EvaluationId, Index, InstanceId, JobKey, NodeId, RequestId, Text, TimeMs},
     indexes::JobIndex,
-    job::{Job, JobKind, JobSpec, JobVersion},
+    job::{Children, Job, JobKind, JobSpec, JobVersion},
     node::{CapacityGain, Census, Drain, MassLoss, Node, Occupancy, OfflineNode, Tombstone},
     pool::{Instance, InstancePool, ProviderLimit, ProviderList, Unhelped},
     resources::NodeUsage,
@@ -84,6 +84,8 @@ pub struct State {
     pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
     pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
     pub(crate) by_job: OrdMap<JobKey, Arc<JobIndex>>,
+    /// By parent.
+    pub(crate) children: OrdMap<JobKey, Arc<Children>>,
     pub(crate) by_evaluation: OrdMap<EvaluationId, OrdSet<AllocationId>>,
     /// Jobs that run once per node.
     pub(crate) per_node_jobs: OrdSet<JobKey>,
@@ -294,10 +296,10 @@ impl State {
     }
 
     /// Kind, priority and last change of a job for an evaluation of it; of a job that is gone, or
-    /// whose name a template has taken, those of what still runs of it. None: there is nothing to
-    /// evaluate.
+    /// whose name a parent of others has taken, those of what still runs of it. None: there is
+    /// nothing to evaluate.
     pub fn to_evaluate(&self, key: &JobKey) -> Option<(JobKind, u16, Index)> {
-        if let Some(job) = self.jobs.get(key).filter(|job| !job.parameterized) {
+        if let Some(job) = self.jobs.get(key).filter(|job| job.is_scheduled()) {
             return Some((job.kind, job.priority, job.job_modify_index));
         }
         let (_, id) = self.job_index(key)?.live_names.iter().next()?;
@@ -325,6 +327,11 @@ impl State {
         create_index: Index,
     ) -> Option<Arc<JobVersion>> {
         self.versions_of(job, create_index).into_iter().find(|version| version.stable)
+    }
+
+    /// What is known of the children of a job, if it has any.
+    pub fn children(&self, parent: &JobKey) -> Option<&Arc<Children>> {
+        self.children.get(parent)
     }
 
     /// What is derived for a job.

@@ -816,6 +816,8 @@ pub fn job(name: &str, kind: JobKind, count: u32) -> JobSpec {
         groups: vec![group(GROUP, count)],
         meta: BTreeMap::new(),
         parameterized: None,
+        periodic: None,
+        dispatch: None,
     }
 }
 
@@ -870,6 +872,7 @@ pub fn group(name: &str, count: u32) -> TaskGroup {
             kill_timeout_ms: 5000,
             kill_signal: "SIGINT".into(),
             identity_json: "".into(),
+            dispatch_payload: "".into(),
             leader: false,
             shutdown_delay_ms: 0,
             restart,

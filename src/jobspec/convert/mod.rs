@@ -138,6 +138,8 @@ fn job_spec(job: &Value, report: &mut Report) -> Option<JobSpec> {
         groups,
         meta,
         parameterized,
+        periodic: None,
+        dispatch: None,
     };
     references::check(&spec, report);
     Some(spec)
@@ -296,7 +298,12 @@ fn parameterized(
         report.error(path.clone(), message);
     }
     block.finish(report);
-    Some(Parameterized { payload: Text::from(payload), meta_required, meta_optional })
+    Some(Parameterized {
+        payload: Text::from(payload),
+        meta_required,
+        meta_optional,
+        max_running: 0,
+    })
 }
 
 fn groups(

@@ -111,6 +111,7 @@ pub(super) fn read(
         restart: policy::restart(&mut fields, restart, report),
         logs: logs(&mut fields, report),
         identity_json: identities(&mut fields, name, report),
+        dispatch_payload: Text::default(),
     };
     fields.finish(report);
     Some(task)

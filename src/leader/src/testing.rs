@@ -145,6 +145,8 @@ pub(crate) fn job(state: &mut State, name: &str, kind: JobKind, count: u32, max_
         groups: vec![group],
         meta: BTreeMap::new(),
         parameterized: None,
+        periodic: None,
+        dispatch: None,
     };
     let job = Job {
         key,
@@ -154,6 +156,9 @@ pub(crate) fn job(state: &mut State, name: &str, kind: JobKind, count: u32, max_
         stop: false,
         status: JobStatus::Running,
         parameterized: false,
+        periodic: None,
+        token: "".into(),
+        waiting: None,
         create_index: 1,
         modify_index: 1,
         job_modify_index: 1,

@@ -38,7 +38,7 @@ impl<'a> Target<'a> {
         let Some(job) = pass.state.jobs().get(&pass.evaluation.job) else {
             return Ok(Self { job: None, spec: None });
         };
-        if job.stop || job.parameterized {
+        if job.stop || !job.is_scheduled() {
             return Ok(Self { job: Some(job), spec: None });
         }
         let spec = pass.state.current_spec(job).ok_or_else(|| ScheduleError::SpecMissing {

@@ -45,7 +45,7 @@ pub fn check_quiet(state: &State, forgiven: &BTreeSet<NodeId>) -> Vec<Broken> {
             out.push(Broken("I40", format!("{} of a stopped job is live", row.name())));
         }
     }
-    for job in state.jobs().iter().filter(|job| !job.stop && !job.parameterized) {
+    for job in state.jobs().iter().filter(|job| !job.stop && job.is_scheduled()) {
         let Some(spec) = state.current_spec(job) else { continue };
         let ending = Ending { state, job, spec };
         for group in &spec.groups {

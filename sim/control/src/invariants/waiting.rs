@@ -18,7 +18,7 @@ use super::{
 /// On nodes in `forgiven` something ended: a per-node instance that ended is not replaced before somebody asks, and may be forgotten by then.
 pub fn check_waits(state: &State, forgiven: &BTreeSet<NodeId>) -> Vec<Broken> {
     let mut out = Vec::new();
-    for job in state.jobs().iter().filter(|job| !job.stop && !job.parameterized) {
+    for job in state.jobs().iter().filter(|job| !job.stop && job.is_scheduled()) {
         let Some(spec) = state.current_spec(job) else { continue };
         let open = state.evaluations().iter();
         let open: Vec<_> =

@@ -1,6 +1,6 @@
 //! Commands about jobs.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,29 @@ pub struct DeregisterJob {
     pub evaluation: EvaluationId,
     /// Priority of the evaluation; the job's unless given.
     pub evaluation_priority: Option<u16>,
+}
+
+/// Makes children of a parameterized job.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DispatchJob {
+    pub parent: JobKey,
+    /// In the order in which they start, when not all may at once.
+    pub children: Vec<Dispatched>,
+}
+
+/// One dispatch.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Dispatched {
+    /// Id of the child, should one be made.
+    pub id: Text,
+    pub payload: Vec<u8>,
+    /// Over the parent's.
+    pub meta: BTreeMap<Text, Text>,
+    /// The parent's unless given.
+    pub priority: Option<u16>,
+    /// The same dispatch, sent again, has the same token; empty: it is not sent again.
+    pub token: Text,
+    pub evaluation: EvaluationId,
 }
 
 /// Creates an evaluation of an unchanged job.

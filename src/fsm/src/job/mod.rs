@@ -1,18 +1,25 @@
 //! Jobs: what users ask for, and its status.
 
+mod children;
 mod commands;
+mod dispatch;
 mod row;
 mod transitions;
 
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::children::NewChild;
 pub use self::{
-    commands::{DeregisterJob, EvaluateJob, MarkJobVersion, RegisterJob, VersionMark},
+    children::Children,
+    commands::{
+        DeregisterJob, DispatchJob, Dispatched, EvaluateJob, MarkJobVersion, RegisterJob,
+        VersionMark,
+    },
     row::{
-        Affinity, Constraint, DelayFunction, GroupSummary, HealthCheck, Job, JobKind, JobSpec,
-        JobStatus, JobVersion, LogConfig, MigrateStrategy, Network, Parameterized, PortAsk,
-        ReschedulePolicy, RestartPolicy, Spread, SpreadTarget, Submission, Task, TaskGroup,
-        TaskResources, UpdateStrategy, VersionTag,
+        Affinity, Constraint, DelayFunction, Dispatch, GroupSummary, HealthCheck, Job, JobKind,
+        JobSpec, JobStatus, JobVersion, Launches, LogConfig, MigrateStrategy, Network,
+        Parameterized, Periodic, PortAsk, ReschedulePolicy, RestartPolicy, Spread, SpreadTarget,
+        Submission, Task, TaskGroup, TaskResources, UpdateStrategy, VersionTag, Waiting,
     },
 };

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    id::{Index, JobKey, Text, TimeMs},
+    id::{EvaluationId, Index, JobKey, Text, TimeMs},
     table::{Row, TableId},
 };
 
@@ -286,6 +286,8 @@ pub struct Task {
     /// Identity blocks as given (a JSON object of `Identity` and `Identities`), stored and shown;
     /// no identity is made yet. Empty: none.
     pub identity_json: Text,
+    /// File under the task's `local/` that gets the payload of a dispatch. Empty: none.
+    pub dispatch_payload: Text,
 }
 
 /// Tasks that are placed together on one node.
@@ -328,6 +330,33 @@ pub struct Parameterized {
     pub meta_required: Vec<Text>,
     /// Meta keys a dispatch may give.
     pub meta_optional: Vec<Text>,
+    /// Children that are alive at a time; the others wait in the order in which they were
+    /// dispatched. 0: no bound.
+    pub max_running: u32,
+}
+
+/// Marks a job that is started by the clock.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Periodic {
+    /// Not turned off.
+    pub enabled: bool,
+    /// When it starts: cron lines as written.
+    pub specs: Vec<Text>,
+    /// The lines came as a list, not as one line: shown only.
+    pub is_list: bool,
+    /// No start while a child is alive.
+    pub prohibit_overlap: bool,
+    /// Name of the zone in which the lines are read.
+    pub time_zone: Text,
+}
+
+/// What a child was dispatched with. Its meta is among the job's.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Dispatch {
+    /// Opaque bytes, which a task may ask for as a file.
+    pub payload: Vec<u8>,
+    /// A dispatch with the same token is the same dispatch; empty: none.
+    pub token: Text,
 }
 
 /// What the user wrote, validated, with Nomad's defaults filled in.
@@ -354,11 +383,20 @@ pub struct JobSpec {
     /// Groups, at least one.
     pub groups: Vec<TaskGroup>,
     pub meta: BTreeMap<Text, Text>,
-    /// Set for templates: a template gets no evaluation.
+    /// Set for jobs that start when they are dispatched: they get no evaluation, their children do.
     pub parameterized: Option<Parameterized>,
+    /// Set for jobs that the clock starts: they get no evaluation, their children do.
+    pub periodic: Option<Periodic>,
+    /// Set for children that were dispatched.
+    pub dispatch: Option<Dispatch>,
 }
 
 impl JobSpec {
+    /// Whether it does not run itself, but children of it do.
+    pub fn is_parent(&self) -> bool {
+        self.parameterized.is_some() || self.periodic.is_some()
+    }
+
     /// The group with that name.
     pub fn group(&self, name: &str) -> Option<&TaskGroup> {
         self.groups.iter().find(|group| &*group.name == name)
@@ -409,8 +447,14 @@ pub struct Job {
     /// Stopped by a user; allocations are to end.
     pub stop: bool,
     pub status: JobStatus,
-    /// The current version is a template.
+    /// The current version starts when it is dispatched.
     pub parameterized: bool,
+    /// The current version is started by the clock: what is known of that.
+    pub periodic: Option<Launches>,
+    /// Of a child: the token it was dispatched with; empty: none.
+    pub token: Text,
+    /// Of a child: it waits until fewer of its parent's are alive.
+    pub waiting: Option<Waiting>,
     /// Index of the first registration. With the key it identifies one incarnation of a job.
     pub create_index: Index,
     pub modify_index: Index,
@@ -424,6 +468,37 @@ pub struct Job {
     pub submitted_at: TimeMs,
     /// Instances that the last evaluation could not place, by group.
     pub queued: BTreeMap<Text, u32>,
+}
+
+/// What is known of the starts of a periodic job.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Launches {
+    /// The last due time that was dealt with, seconds since the Unix epoch: a later one may come.
+    pub last_due_s: i64,
+    /// Due times that passed without a child.
+    pub missed: u64,
+}
+
+/// Why a child has no evaluation yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Waiting {
+    /// Its place among the children of the same entry. Of two children that wait, the one that was
+    /// made first starts first.
+    pub position: u32,
+    /// The evaluation that it gets then.
+    pub evaluation: EvaluationId,
+}
+
+impl Job {
+    /// Whether it does not run itself, but children of it do.
+    pub const fn is_parent(&self) -> bool {
+        self.parameterized || self.periodic.is_some()
+    }
+
+    /// Whether there is anything to schedule for it: it has no children, and waits for no sibling.
+    pub const fn is_scheduled(&self) -> bool {
+        !self.is_parent() && self.waiting.is_none()
+    }
 }
 
 impl Row for Job {

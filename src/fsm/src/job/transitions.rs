@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, JobStatus, JobVersion, MarkJobVersion,
-    RegisterJob, Submission, VersionMark, VersionTag,
+    DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, JobStatus, JobVersion, Launches,
+    MarkJobVersion, RegisterJob, Submission, VersionMark, VersionTag,
 };
 use crate::{
     apply::{Outcome, Turn, not_found},
@@ -13,7 +13,7 @@ use crate::{
     deployment::text,
     effect::Effect,
     evaluation::{Evaluation, EvaluationStatus, Trigger},
-    id::{EvaluationId, Index, JobKey},
+    id::{EvaluationId, Index, JobKey, Text, TimeMs},
     limits,
 };
 
@@ -22,11 +22,12 @@ impl Turn<'_> {
         self.effects.insert(Effect::Job(job.key.clone()));
         let old = self.state.jobs.get(&job.key).cloned();
         self.state.index_job(old.as_deref(), &job);
+        self.note_parent(&job);
         self.state.jobs.put(job, self.changes);
     }
 
-    /// Nomad's derivation (facts of the state store). A system job or template runs until it is
-    /// stopped. Any other job is running while an allocation is live, pending while an evaluation
+    /// Nomad's derivation (facts of the state store). A system job or one that has children runs
+    /// until it is stopped. Any other job is running while an allocation is live, pending while an evaluation
     /// is open or nothing was created for it yet, and dead otherwise.
     pub(crate) fn derive_job_status(&mut self, key: &JobKey) {
         let Some(job) = self.state.jobs.get(key).cloned() else { return };
@@ -35,7 +36,7 @@ impl Turn<'_> {
             || self.state.active_deployment(key).is_some();
         let has_open = index.as_ref().is_some_and(|index| !index.open_evaluations.is_empty());
         let is_new = index.as_ref().is_none_or(|index| index.is_empty());
-        let lasting = job.parameterized || job.kind == JobKind::System;
+        let lasting = job.is_parent() || job.kind == JobKind::System;
         let runs = if lasting { !job.stop } else { has_live };
         let status = if runs {
             JobStatus::Running
@@ -66,6 +67,13 @@ impl Turn<'_> {
         spec.check().map_err(refused)?;
         submission.as_deref().map_or(Ok(()), Submission::check).map_err(refused)?;
         check_priority(evaluation_priority)?;
+        if let Some(parent) = spec.key.parent() {
+            let text = format!(
+                "job \"{}\" has the id of a child of \"{parent}\": children are made by their parent",
+                spec.key.id
+            );
+            return Err(refused(text));
+        }
         let old = self.state.jobs.get(&spec.key).cloned();
         check_enforced(enforce_index, old.as_deref())?;
         if !self.state.namespaces.contains(&spec.key.namespace) {
@@ -87,21 +95,17 @@ impl Turn<'_> {
             );
             return Err(Rejection::Invalid(message.into()));
         }
-        // A template is never evaluated, so allocations that the job already has would run for
-        // ever.
-        if let Some(old) = &old
-            && old.parameterized != spec.parameterized.is_some()
-        {
-            let [from, to] = if old.parameterized {
-                ["a parameterized job", "one that runs"]
-            } else {
-                ["one that runs", "a parameterized job"]
-            };
-            let message = format!(
-                "cannot change job \"{}\" from {from} to {to}: stop and purge it first",
-                spec.key.id
-            );
-            return Err(Rejection::Invalid(message.into()));
+        // A parent is never evaluated, so allocations that the job already has would run for ever.
+        if let Some(old) = &old {
+            let from = nature(old.parameterized, old.periodic.is_some());
+            let to = nature(spec.parameterized.is_some(), spec.periodic.is_some());
+            if from != to {
+                let message = format!(
+                    "cannot change job \"{}\" from {from} to {to}: stop and purge it first",
+                    spec.key.id
+                );
+                return Err(Rejection::Invalid(message.into()));
+            }
         }
         self.check_evaluation_id(evaluation)?;
         let job = self.store_job(spec, submission.as_ref(), old.as_deref());
@@ -136,6 +140,9 @@ impl Turn<'_> {
                 stop: false,
                 status: JobStatus::Pending,
                 parameterized: false,
+                periodic: None,
+                token: Text::default(),
+                waiting: None,
                 create_index: self.index,
                 modify_index: self.index,
                 job_modify_index: self.index,
@@ -148,6 +155,9 @@ impl Turn<'_> {
             job.stop = false;
             job.priority = spec.priority;
             job.parameterized = spec.parameterized.is_some();
+            // What was due before the job was there is not made up.
+            let since = Launches { last_due_s: seconds(self.at), missed: 0 };
+            job.periodic = spec.periodic.as_ref().map(|_| job.periodic.unwrap_or(since));
             job.submitted_at = self.at;
             let submission = submission.cloned();
             self.store_version(&mut job, spec, submission);
@@ -287,13 +297,13 @@ impl Turn<'_> {
         }
     }
 
-    fn first_evaluation(
+    pub(super) fn first_evaluation(
         &mut self,
         job: &Job,
         id: EvaluationId,
         priority: Option<u16>,
     ) -> Option<EvaluationId> {
-        if job.parameterized {
+        if job.is_parent() {
             return None;
         }
         let priority = priority.unwrap_or(job.priority);
@@ -311,7 +321,10 @@ impl Turn<'_> {
             return Ok(Reply::Job { evaluation: None, job_modify_index: 0, found: false });
         };
         self.check_evaluation_id(evaluation)?;
-        let made = if old.parameterized {
+        if purge {
+            self.check_none_waits(key)?;
+        }
+        let made = if !old.is_scheduled() {
             None
         } else {
             let priority = evaluation_priority.unwrap_or(old.priority);
@@ -335,6 +348,7 @@ impl Turn<'_> {
             job.modify_index = self.index;
             job.job_modify_index = self.index;
             job.queued.clear();
+            job.waiting = None;
             // A stop is a version of its own, so that the history says when the job did not run.
             let key = (key.clone(), old.create_index, old.version);
             if let (false, Some(ran)) = (old.stop, self.state.job_versions.get(&key).cloned()) {
@@ -351,6 +365,7 @@ impl Turn<'_> {
     pub(crate) fn purge_job(&mut self, job: &Job) {
         self.state.jobs.remove(&job.key, self.changes);
         self.state.unindex_job(job);
+        self.note_parent(job);
         self.forget_unhelped(&job.key);
         self.effects.insert(Effect::Job(job.key.clone()));
         let index = self.state.job_index(&job.key).cloned();
@@ -368,6 +383,13 @@ impl Turn<'_> {
         let job = self.state.jobs.get(key).cloned().ok_or_else(|| not_found("job"))?;
         if job.parameterized {
             return Err(Rejection::Invalid("can't evaluate parameterized job".into()));
+        }
+        if job.periodic.is_some() {
+            return Err(Rejection::Invalid("can't evaluate periodic job".into()));
+        }
+        if job.waiting.is_some() {
+            let text = "the job waits until fewer of its parent's are alive: max_running";
+            return Err(Rejection::Invalid(text.into()));
         }
         self.check_evaluation_id(evaluation)?;
         let made = self.first_evaluation(&job, evaluation, None);
@@ -397,6 +419,19 @@ impl Turn<'_> {
             }
         }
     }
+}
+
+/// What a job is, as refusals say it.
+const fn nature(parameterized: bool, periodic: bool) -> &'static str {
+    match (parameterized, periodic) {
+        (true, _) => "a parameterized job",
+        (false, true) => "a periodic job",
+        (false, false) => "one that runs",
+    }
+}
+
+fn seconds(at: TimeMs) -> i64 {
+    i64::try_from(at / 1000).unwrap_or(i64::MAX)
 }
 
 /// The priority that a client asks for in an evaluation.

@@ -2,6 +2,7 @@
 //! first entry that uses it.
 
 use std::{
+    collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
@@ -12,12 +13,31 @@ use crate::{
     evaluation::{Evaluation, EvaluationStatus, EvaluationUpdate, UpdateEvaluations},
     id::RequestId,
     indexes::JobIndex,
-    job::{DeregisterJob, JobKind},
+    job::{DeregisterJob, DispatchJob, Dispatched, JobKind, JobSpec, Parameterized},
     node::Occupancy,
     pool::{Behavior, DestroyOutcome, SetInstanceBehavior, ShutdownCause},
     state::State,
-    testing::{Driver, capacity_group, job, job_key, job_with_ports, node_id, outcome, port},
+    testing::{
+        Driver, capacity_group, job, job_key, job_with_ports, node_id, outcome, port, register,
+    },
 };
+
+/// A parent and a child of it.
+fn dispatch(driver: &mut Driver) {
+    let block = Parameterized { payload: "optional".into(), ..Parameterized::default() };
+    let parent = job("parent", JobKind::Batch, 1);
+    let evaluation = driver.evaluation_id();
+    driver.accept(register(JobSpec { parameterized: Some(block), ..parent }, evaluation));
+    let child = Dispatched {
+        id: "parent/dispatch-1".into(),
+        payload: Vec::new(),
+        meta: BTreeMap::new(),
+        priority: None,
+        token: "".into(),
+        evaluation: driver.evaluation_id(),
+    };
+    driver.accept(DispatchJob { parent: job_key("parent"), children: vec![child] }.into());
+}
 
 /// A service with a port runs on node `a`, has an open evaluation, a job runs once per node, and
 /// of two instances of a pool one is shut down.
@@ -32,6 +52,7 @@ fn cluster() -> Driver {
     assert!(driver.commit_plan(plan).outcome_taken);
     driver.evaluate_job("t");
     driver.register_job(job("everywhere", JobKind::System, 1));
+    dispatch(&mut driver);
     driver.instance_pool("gpu", |pool| {
         pool.groups.insert("web".into(), Arc::new(capacity_group("web")));
     });
@@ -87,6 +108,13 @@ fn purge(driver: &mut Driver) {
     driver.accept(command.into());
 }
 
+fn purge_child(driver: &mut Driver) {
+    let evaluation = driver.evaluation_id();
+    let job = job_key("parent/dispatch-1");
+    let command = DeregisterJob { job, purge: true, evaluation, evaluation_priority: None };
+    driver.accept(command.into());
+}
+
 #[test]
 fn a_damaged_index_of_allocations_ends_the_replica() {
     check("allocations-by-node", |state| drop(state.by_node.remove(&node_id("a"))), end);
@@ -121,6 +149,7 @@ fn a_damaged_index_of_evaluations_jobs_or_sessions_ends_the_replica() {
     check("evaluations-by-job", |state| of_job(state).evaluations.clear(), cancel);
     check("open-evaluations", |state| of_job(state).open_evaluations.clear(), cancel);
     check("per-node-jobs", |state| state.per_node_jobs.clear(), purge);
+    check("children", |state| state.children.clear(), purge_child);
     let stray = |state: &mut State| {
         state.sessions_by_time.insert((0, RequestId([9; 16])));
     };

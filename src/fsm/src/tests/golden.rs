@@ -21,7 +21,7 @@ use crate::{
         RescheduleEvent, StopAllocation, TaskEvent, TaskState, UpdateAllocations,
     },
     codec::{self, DecodeError, Frame, HEADER_BYTES, KINDS},
-    command::{Command, IndexConflict, Proposal, Rejection, Reply},
+    command::{Command, DispatchAnswer, IndexConflict, Proposal, Rejection, Reply},
     deployment::{
         AllocationDeployment, AllocationHealth, Deployment, DeploymentGoal, NewDeployment,
     },
@@ -34,10 +34,10 @@ use crate::{
     generation::GENERATION,
     id::{AllocationId, ClassId, DeploymentId, EvaluationId, InstanceId, NodeId, RequestId},
     job::{
-        Affinity, Constraint, DelayFunction, DeregisterJob, EvaluateJob, HealthCheck, Job, JobKind,
-        JobSpec, JobStatus, JobVersion, MarkJobVersion, Parameterized, RegisterJob,
-        ReschedulePolicy, Spread, SpreadTarget, Submission, UpdateStrategy, VersionMark,
-        VersionTag,
+        Affinity, Constraint, DelayFunction, DeregisterJob, Dispatch, DispatchJob, Dispatched,
+        EvaluateJob, HealthCheck, Job, JobKind, JobSpec, JobStatus, JobVersion, Launches,
+        MarkJobVersion, Parameterized, Periodic, RegisterJob, ReschedulePolicy, Spread,
+        SpreadTarget, Submission, UpdateStrategy, VersionMark, VersionTag, Waiting,
     },
     node::{
         AdvanceDrains, CapacityGain, CheckResult, Drain, DrainStatus, Driver, Eligibility,
@@ -71,7 +71,16 @@ fn spec() -> JobSpec {
         payload: "optional".into(),
         meta_required: vec!["one".into()],
         meta_optional: vec!["two".into()],
+        max_running: 3,
     });
+    spec.periodic = Some(Periodic {
+        enabled: true,
+        specs: vec!["@daily".into()],
+        is_list: true,
+        prohibit_overlap: true,
+        time_zone: "UTC".into(),
+    });
+    spec.dispatch = Some(Dispatch { payload: vec![1, 2, 3], token: "once".into() });
     spec.meta.insert("key".into(), "value".into());
     spec.affinities = vec![Affinity { constraint: constraint.clone(), weight: -50 }];
     spec.spreads = vec![Spread {
@@ -112,6 +121,9 @@ fn job_row() -> Job {
         stop: true,
         status: JobStatus::Dead,
         parameterized: true,
+        periodic: Some(Launches { last_due_s: 7, missed: 8 }),
+        token: "once".into(),
+        waiting: Some(Waiting { position: 9, evaluation: EvaluationId([9; 16]) }),
         create_index: 4,
         modify_index: 5,
         job_modify_index: 6,
@@ -523,7 +535,20 @@ pub(super) fn commands() -> Vec<Command> {
         Command::DigestVerdict(DigestVerdict { mark: 18, digest: Digest(19) }),
         collection(),
     ]);
-    let last = vec![Command::DeleteEvaluations(DeleteEvaluations { ids: vec![evaluation] })];
+    let last = vec![
+        Command::DeleteEvaluations(DeleteEvaluations { ids: vec![evaluation] }),
+        Command::DispatchJob(DispatchJob {
+            parent: job_key("t"),
+            children: vec![Dispatched {
+                id: "t/dispatch-1700000000-0123abcd".into(),
+                payload: vec![1, 2],
+                meta: BTreeMap::from([("key".into(), "value".into())]),
+                priority: Some(60),
+                token: "once".into(),
+                evaluation,
+            }],
+        }),
+    ];
     let more =
         [pools::commands(), capacity::commands(), vec![mark()], deployments::commands(), last];
     commands.extend(more.concat());
@@ -597,6 +622,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::SetAllocationHealth(_) => "set-allocation-health",
         Command::ExpireDeployments(_) => "expire-deployments",
         Command::DeleteEvaluations(_) => "delete-evaluations",
+        Command::DispatchJob(_) => "dispatch-job",
     }
 }
 
@@ -644,6 +670,15 @@ fn replies() -> Vec<Reply> {
     replies.push(Reply::Collected(26));
     replies.push(Reply::Deployment { evaluation: Some(evaluation), reverted_to: Some(2) });
     replies.push(Reply::Requirements(vec![None, Some(Rejection::SessionExpired)]));
+    replies.push(Reply::Dispatched(vec![
+        DispatchAnswer::Child {
+            name: "dispatch-1700000000-0123abcd".into(),
+            evaluation: Some(evaluation),
+            create_index: 28,
+            found: true,
+        },
+        DispatchAnswer::Refused(Rejection::Invalid("bad".into())),
+    ]));
     replies
 }
 

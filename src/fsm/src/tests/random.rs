@@ -36,11 +36,11 @@ use crate::{
         UpdateEvaluations,
     },
     gc::{CollectGarbage, Cutoffs},
-    id::{AllocationId, EvaluationId, NodeId, RequestId, Text},
+    id::{AllocationId, EvaluationId, JobKey, NodeId, RequestId, Text},
     invariant,
     job::{
-        DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, MarkJobVersion, Parameterized,
-        RegisterJob, Submission, VersionMark,
+        DeregisterJob, DispatchJob, Dispatched, EvaluateJob, Job, JobKind, JobSpec, MarkJobVersion,
+        Parameterized, RegisterJob, Submission, VersionMark,
     },
     node::{
         AdvanceDrains, Drain, EndMassLoss, EndSuspensions, EvaluateNode, Liveness, LivenessChange,
@@ -123,6 +123,13 @@ impl Maker<'_> {
         self.dice.choose(&["one", "two", "three", "ports", "system", "sysbatch", "template"])
     }
 
+    /// Any job that is there, or a name.
+    fn any_job(&mut self) -> JobKey {
+        let keys: Vec<_> = self.state.jobs.iter().map(|job| job.key.clone()).collect();
+        let named = crate::testing::job_key(self.job_name());
+        if self.dice.one_in(3) { self.dice.pick(&keys).unwrap_or(named) } else { named }
+    }
+
     fn spec(&mut self) -> JobSpec {
         let name = self.job_name();
         let count = u32::try_from(self.dice.below(4)).unwrap();
@@ -132,7 +139,10 @@ impl Maker<'_> {
             "sysbatch" => job(name, JobKind::Sysbatch, 1),
             "two" => job_with_key(name, self.dice.choose(&["snapA", "snapB"])),
             "template" => JobSpec {
-                parameterized: Some(Parameterized::default()),
+                parameterized: Some(Parameterized {
+                    max_running: self.dice.choose(&[0, 1, 2]),
+                    ..Parameterized::default()
+                }),
                 ..job(name, JobKind::Batch, 1)
             },
             _ => job(name, JobKind::Service, count),
@@ -217,8 +227,11 @@ impl Maker<'_> {
     }
 
     fn job_command(&mut self) -> Command {
-        let job = crate::testing::job_key(self.job_name());
+        let job = self.any_job();
         let evaluation = self.new_evaluation();
+        if self.dice.one_in(6) {
+            return self.dispatch();
+        }
         match self.dice.below(12) {
             0 => Command::DeregisterJob(DeregisterJob {
                 job,
@@ -252,6 +265,21 @@ impl Maker<'_> {
                 })
             }
         }
+    }
+
+    /// Mostly of the parent, with ids and tokens that meet now and then.
+    fn dispatch(&mut self) -> Command {
+        let parent = if self.dice.one_in(9) { self.job_name() } else { "template" };
+        let children = (0..self.dice.below(4)).map(|_| Dispatched {
+            id: format!("{parent}/dispatch-1-{}", self.dice.below(400)).into(),
+            payload: vec![0; if self.dice.one_in(30) { 20_000 } else { 3 }],
+            meta: BTreeMap::new(),
+            priority: self.dice.one_in(9).then(|| self.dice.choose(&[1, 70, u16::MAX])),
+            token: self.dice.choose(&["".into(), "".into(), "a".into(), "b".into()]),
+            evaluation: self.new_evaluation(),
+        });
+        let children = children.collect();
+        DispatchJob { parent: crate::testing::job_key(parent), children }.into()
     }
 
     /// One of a few texts.

@@ -71,6 +71,7 @@ pub(crate) fn job(kind: JobKind) -> JobSpec {
         kill_timeout_ms: 5_000,
         kill_signal: "SIGINT".into(),
         identity_json: "".into(),
+        dispatch_payload: "".into(),
         leader: false,
         shutdown_delay_ms: 0,
         restart,
@@ -131,6 +132,8 @@ pub(crate) fn job(kind: JobKind) -> JobSpec {
         }],
         meta: BTreeMap::new(),
         parameterized: None,
+        periodic: None,
+        dispatch: None,
     }
 }
 
@@ -213,6 +216,9 @@ impl Cluster {
             stop: false,
             status: JobStatus::Pending,
             parameterized: spec.parameterized.is_some(),
+            periodic: None,
+            token: "".into(),
+            waiting: None,
             create_index,
             modify_index: index,
             job_modify_index: index,

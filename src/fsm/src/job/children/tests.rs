@@ -1,0 +1,437 @@
+//! Children: how they are made, counted, bounded and answered for.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use crate::{
+    command::{Command, DispatchAnswer, Rejection, Reply},
+    evaluation::{EvaluationStatus, Trigger},
+    gc::{CollectGarbage, Cutoffs},
+    id::{JobKey, Text},
+    job::{
+        DispatchJob, Dispatched, EvaluateJob, Job, JobKind, JobSpec, JobStatus, Parameterized,
+        Periodic,
+    },
+    limits,
+    testing::{Driver, job, job_key, outcome, register, reload},
+};
+
+fn parent(name: &str, change: impl FnOnce(&mut Parameterized)) -> JobSpec {
+    let mut block = Parameterized { payload: "optional".into(), ..Parameterized::default() };
+    change(&mut block);
+    JobSpec { parameterized: Some(block), ..job(name, JobKind::Batch, 1) }
+}
+
+/// A cluster with a parent called `t` of which so many children may be alive.
+fn with_parent(max_running: u32) -> Driver {
+    let mut driver = Driver::default();
+    put_parent(&mut driver, max_running);
+    driver
+}
+
+fn put_parent(driver: &mut Driver, max_running: u32) {
+    let evaluation = driver.evaluation_id();
+    let spec = parent("t", |block| block.max_running = max_running);
+    driver.accept(register(spec, evaluation));
+}
+
+fn child_id(number: u32) -> String {
+    format!("t/dispatch-1700000000-{number:08x}")
+}
+
+/// The dispatch of that number.
+fn dispatched(driver: &mut Driver, number: u32) -> Dispatched {
+    Dispatched {
+        id: child_id(number).into(),
+        payload: Vec::new(),
+        meta: BTreeMap::new(),
+        priority: None,
+        token: "".into(),
+        evaluation: driver.evaluation_id(),
+    }
+}
+
+fn command(children: Vec<Dispatched>) -> Command {
+    DispatchJob { parent: job_key("t"), children }.into()
+}
+
+fn answers(driver: &mut Driver, children: Vec<Dispatched>) -> Vec<DispatchAnswer> {
+    match driver.accept(command(children)) {
+        Reply::Dispatched(answers) => answers,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Dispatches these numbers in one entry.
+fn dispatch(driver: &mut Driver, numbers: impl IntoIterator<Item = u32>) {
+    let children = numbers.into_iter().map(|number| dispatched(driver, number)).collect();
+    for answer in answers(driver, children) {
+        assert!(matches!(answer, DispatchAnswer::Child { found: false, .. }), "{answer:?}");
+    }
+}
+
+fn row(driver: &Driver, number: u32) -> &Job {
+    driver.job_row(&child_id(number))
+}
+
+/// Ends a child of which nothing was placed.
+fn end(driver: &mut Driver, number: u32) {
+    for id in driver.open_evaluations(&child_id(number)) {
+        let mut plan = driver.plan(id);
+        plan.outcome = Some(outcome(EvaluationStatus::Complete));
+        assert!(driver.commit_plan(plan).outcome_taken);
+    }
+    assert_eq!(row(driver, number).status, JobStatus::Dead);
+}
+
+/// Numbers of the children that were started, or wait.
+fn those(driver: &Driver, numbers: u32, waiting: bool) -> Vec<u32> {
+    let waits = |number: &u32| row(driver, *number).waiting.is_some() == waiting;
+    (0..numbers).filter(waits).collect()
+}
+
+fn counts(driver: &Driver) -> (u64, u64, usize, usize) {
+    let children = driver.state.children(&job_key("t")).cloned().unwrap_or_default();
+    (children.pending, children.running, children.dead.len(), children.waiting.len())
+}
+
+#[test]
+fn a_dispatch_makes_a_child_with_its_evaluation_in_one_entry() {
+    let mut driver = Driver::default();
+    let mut spec = parent("t", |block| {
+        block.meta_required = vec!["who".into()];
+        block.meta_optional = vec!["why".into()];
+    });
+    spec.meta = [("who".into(), "nobody".into()), ("kept".into(), "1".into())].into();
+    let evaluation = driver.evaluation_id();
+    driver.accept(register(spec, evaluation));
+    let mut one = dispatched(&mut driver, 1);
+    one.meta = [("who".into(), "me".into())].into();
+    one.payload = vec![7];
+    one.priority = Some(70);
+    one.token = "once".into();
+    let made = answers(&mut driver, vec![one.clone()]);
+    let child = row(&driver, 1).clone();
+    assert_eq!(
+        made,
+        [DispatchAnswer::Child {
+            name: "dispatch-1700000000-00000001".into(),
+            evaluation: Some(one.evaluation),
+            create_index: child.create_index,
+            found: false,
+        }]
+    );
+    let first = driver.evaluation(one.evaluation);
+    assert_eq!((first.trigger, first.priority), (Trigger::JobRegister, 70));
+    assert_eq!(first.create_index, child.create_index);
+    let spec = driver.state.current_spec(&child).unwrap();
+    assert_eq!((&*spec.name, spec.priority), (&*child.key.id, 70));
+    assert!(spec.parameterized.is_none());
+    assert_eq!(spec.dispatch.as_ref().map(|row| &row.payload[..]), Some(&[7][..]));
+    let meta: Vec<_> = spec.meta.iter().map(|(key, value)| (&**key, &**value)).collect();
+    assert_eq!(meta, [("kept", "1"), ("who", "me")]);
+    assert_eq!(counts(&driver), (1, 0, 0, 0));
+}
+
+/// The children are counted by status through their life, and an index that is computed anew says
+/// the same.
+#[test]
+fn children_are_counted_under_their_parent() {
+    let mut driver = with_parent(0);
+    let node = driver.node("a");
+    dispatch(&mut driver, 0..3);
+    assert_eq!(counts(&driver), (3, 0, 0, 0));
+    driver.run(&child_id(0), 0, node);
+    assert_eq!(counts(&driver), (2, 1, 0, 0));
+    end(&mut driver, 1);
+    assert_eq!(counts(&driver), (1, 1, 1, 0));
+    assert_eq!(reload(&driver.state).children, driver.state.children);
+    driver.deregister_job(&child_id(1), true);
+    assert_eq!(counts(&driver), (1, 1, 0, 0));
+}
+
+#[test]
+fn the_same_token_is_the_same_dispatch() {
+    let mut driver = with_parent(1);
+    let again = |driver: &mut Driver, number, token: &str| {
+        let child = Dispatched { token: token.into(), ..dispatched(driver, number) };
+        let made = answers(driver, vec![child.clone(), child]);
+        let names: Vec<_> = made
+            .into_iter()
+            .map(|answer| match answer {
+                DispatchAnswer::Child { name, found, .. } => (name.to_string(), found),
+                DispatchAnswer::Refused(why) => panic!("{why}"),
+            })
+            .collect();
+        <[_; 2]>::try_from(names).unwrap()
+    };
+    let [first, second] = again(&mut driver, 1, "a");
+    assert_eq!((first.1, second.1), (false, true));
+    assert_eq!(first.0, second.0);
+    let [waits, _] = again(&mut driver, 2, "b");
+    assert_ne!(waits.0, first.0);
+    assert!(row(&driver, 2).waiting.is_some());
+    driver.state = reload(&driver.state);
+    let [third, _] = again(&mut driver, 3, "a");
+    assert_eq!(third, (first.0.clone(), true));
+    let [fourth, _] = again(&mut driver, 4, "b");
+    assert_eq!(fourth, (waits.0, true), "a child that waits is there as well");
+    end(&mut driver, 1);
+    assert_eq!(again(&mut driver, 5, "a")[0], (first.0, true), "as long as the child is kept");
+    driver.deregister_job(&child_id(1), true);
+    let [anew, _] = again(&mut driver, 6, "a");
+    assert_eq!(anew, ("dispatch-1700000000-00000006".into(), false));
+}
+
+#[test]
+fn what_cannot_be_dispatched_is_refused_and_says_what_to_do() {
+    let mut driver = Driver::default();
+    let mut number = 0;
+    let mut check = |payload: &str, given: usize, meta: &[&str], expected: &str| {
+        number += 1;
+        let evaluation = driver.evaluation_id();
+        let spec = parent("t", |block| {
+            block.payload = payload.into();
+            block.meta_required = vec!["who".into()];
+        });
+        driver.accept(register(spec, evaluation));
+        let mut child = dispatched(&mut driver, number);
+        child.payload = vec![0; given];
+        child.meta = meta.iter().map(|key| (Text::from(*key), Text::default())).collect();
+        let before = driver.state.jobs().len();
+        let made = answers(&mut driver, vec![child]);
+        match &made[..] {
+            [DispatchAnswer::Refused(why)] => {
+                assert!(!expected.is_empty() && why.to_string().contains(expected), "{why}");
+                assert_eq!(driver.state.jobs().len(), before);
+            }
+            [DispatchAnswer::Child { .. }] => assert_eq!(expected, ""),
+            other => panic!("{other:?}"),
+        }
+    };
+    check("forbidden", 0, &["who"], "");
+    check("forbidden", 1, &["who"], "Payload: it is forbidden");
+    check("required", 1, &["who"], "");
+    check("required", 0, &["who"], "Payload: it is required");
+    check("optional", limits::PAYLOAD_BYTES_MAX, &["who"], "");
+    check("optional", limits::PAYLOAD_BYTES_MAX + 1, &["who"], "at most 16384 may be");
+    check("optional", 0, &[], "Meta lacks required keys [\"who\"]");
+    check("optional", 0, &["who", "x"], "Meta has keys [\"x\"]");
+
+    let mut refuse = |id: &str, expected: &str| {
+        let child = Dispatched { id: id.into(), ..dispatched(&mut driver, 0) };
+        let child = Dispatched { meta: [("who".into(), "".into())].into(), ..child };
+        let made = answers(&mut driver, vec![child]);
+        let [DispatchAnswer::Refused(why)] = &made[..] else { panic!("{made:?}") };
+        assert!(why.to_string().contains(expected), "{why}");
+    };
+    refuse(&child_id(1), "exists already");
+    refuse("u/dispatch-1", "is not the id of a child of t");
+    refuse(&format!("t/dispatch-{}", "x".repeat(200)), "at most 160 may be");
+}
+
+#[test]
+fn only_a_parent_that_is_not_stopped_is_dispatched() {
+    let mut driver = with_parent(0);
+    let refused = |driver: &mut Driver, text: &str| {
+        let child = dispatched(driver, 1);
+        let why = driver.reject(command(vec![child])).to_string();
+        assert!(why.contains(text), "{why}");
+    };
+    driver.deregister_job("t", false);
+    refused(&mut driver, "is stopped: start it");
+    driver.deregister_job("t", true);
+    refused(&mut driver, "job not found");
+    driver.register_job(job("t", JobKind::Batch, 1));
+    refused(&mut driver, "is not a parameterized job");
+    let child = job(&child_id(1), JobKind::Batch, 1);
+    let evaluation = driver.evaluation_id();
+    let why = driver.reject(register(child, evaluation)).to_string();
+    assert!(why.contains("children are made by their parent"), "{why}");
+}
+
+/// D: never more than `max_running` are alive, and those that wait start in the order in which they
+/// came, whatever leaders do in between.
+#[test]
+fn children_beyond_the_bound_wait_and_start_in_order() {
+    let mut driver = with_parent(3);
+    dispatch(&mut driver, 0..5);
+    dispatch(&mut driver, 5..8);
+    assert_eq!(those(&driver, 8, false), [0, 1, 2]);
+    assert!(driver.open_evaluations(&child_id(3)).is_empty());
+    assert_eq!(row(&driver, 3).status, JobStatus::Pending);
+    let position = |driver: &Driver, number| driver.state.waiting_position(row(driver, number));
+    assert_eq!(position(&driver, 2), None);
+    assert_eq!((position(&driver, 3), position(&driver, 7)), (Some(1), Some(5)));
+    let evaluate = EvaluateJob { job: job_key(&child_id(3)), evaluation: driver.evaluation_id() };
+    let why = driver.reject(evaluate.into()).to_string();
+    assert!(why.contains("max_running"), "{why}");
+    let mut started = vec![0, 1, 2];
+    for ends in [1, 0, 3, 2, 5, 4, 6, 7] {
+        driver.state = reload(&driver.state);
+        driver.term += 1;
+        end(&mut driver, ends);
+        for number in those(&driver, 8, false) {
+            if !started.contains(&number) {
+                started.push(number);
+            }
+        }
+        let alive = driver.state.children(&job_key("t")).unwrap().alive();
+        assert!(alive <= 3, "{alive} are alive");
+    }
+    assert_eq!(started, (0..8).collect::<Vec<_>>());
+    assert_eq!(counts(&driver), (0, 0, 8, 0));
+}
+
+#[test]
+fn a_raised_bound_lets_children_in_at_once() {
+    let mut driver = with_parent(1);
+    dispatch(&mut driver, 0..6);
+    put_parent(&mut driver, 3);
+    assert_eq!(those(&driver, 6, false), [0, 1, 2]);
+    put_parent(&mut driver, 2);
+    end(&mut driver, 0);
+    assert_eq!(those(&driver, 6, false), [0, 1, 2], "two are alive, as many as may be");
+    put_parent(&mut driver, 0);
+    assert_eq!(those(&driver, 6, false), [0, 1, 2, 3, 4, 5]);
+}
+
+/// So many are let in by an entry; the others follow when something becomes of those.
+#[test]
+fn one_entry_starts_a_bounded_number() {
+    let mut driver = with_parent(1);
+    driver.checked = false;
+    let max = u32::try_from(limits::LET_IN_MAX).unwrap();
+    for part in 0..3 {
+        dispatch(&mut driver, part * max..(part + 1) * max);
+    }
+    put_parent(&mut driver, 0);
+    assert_eq!(those(&driver, 3 * max, false).len(), limits::LET_IN_MAX + 1);
+    for number in [0, 1, 2] {
+        end(&mut driver, number);
+    }
+    assert_eq!(counts(&driver).3, 0, "all were let in");
+}
+
+#[test]
+fn a_child_that_waits_is_stopped_without_having_run() {
+    let mut driver = with_parent(1);
+    dispatch(&mut driver, 0..4);
+    assert_eq!(driver.deregister_job(&child_id(1), false), None);
+    let stopped = row(&driver, 1);
+    assert_eq!((stopped.status, stopped.waiting), (JobStatus::Dead, None));
+    driver.deregister_job(&child_id(2), true);
+    assert_eq!(counts(&driver), (2, 0, 1, 1));
+    end(&mut driver, 0);
+    assert!(row(&driver, 3).waiting.is_none());
+}
+
+/// What was accepted is done, also when the parent is stopped; a parent that is gone could not
+/// say how many may run.
+#[test]
+fn children_go_on_when_their_parent_is_stopped() {
+    let mut driver = with_parent(1);
+    dispatch(&mut driver, 0..3);
+    driver.deregister_job("t", false);
+    end(&mut driver, 0);
+    assert_eq!(those(&driver, 3, false), [0, 1]);
+    let evaluation = driver.evaluation_id();
+    let purge = crate::job::DeregisterJob {
+        job: job_key("t"),
+        purge: true,
+        evaluation,
+        evaluation_priority: None,
+    };
+    let why = driver.reject(purge.into());
+    assert!(matches!(&why, Rejection::InUse(_)), "{why}");
+    assert!(why.to_string().contains("1 children of job \"t\" wait"), "{why}");
+    let collect = |driver: &mut Driver| {
+        driver.at_seconds(100_000);
+        let cutoffs = Cutoffs {
+            evaluations: driver.now,
+            batch_evaluations: driver.now,
+            jobs: driver.now,
+            deployments: driver.now,
+        };
+        driver.accept(
+            CollectGarbage {
+                cutoffs,
+                jobs: vec![job_key("t")],
+                allocations: Vec::new(),
+                evaluations: Vec::new(),
+                deployments: Vec::new(),
+                classes: Vec::new(),
+            }
+            .into(),
+        )
+    };
+    assert_eq!(collect(&mut driver), Reply::Collected(0));
+    end(&mut driver, 1);
+    end(&mut driver, 2);
+    assert_eq!(collect(&mut driver), Reply::Collected(1));
+    assert_eq!(counts(&driver).2, 3, "they stay");
+}
+
+/// A job that the clock starts is a parent as one that is dispatched: it lasts, and is not run.
+#[test]
+fn a_periodic_job_lasts_and_gets_no_evaluation() {
+    let mut driver = Driver::default();
+    let periodic = || JobSpec {
+        periodic: Some(Periodic { enabled: true, ..Periodic::default() }),
+        ..job("t", JobKind::Batch, 1)
+    };
+    let evaluation = driver.evaluation_id();
+    driver.accept(register(periodic(), evaluation));
+    assert!(driver.state.evaluations().is_empty());
+    let created = driver.job_row("t").clone();
+    assert_eq!(created.status, JobStatus::Running);
+    let launches = created.periodic.unwrap();
+    assert_eq!((launches.last_due_s, launches.missed), (1_000_000_000, 0));
+    driver.at_seconds(60);
+    let evaluation = driver.evaluation_id();
+    driver.accept(register(JobSpec { priority: 60, ..periodic() }, evaluation));
+    assert_eq!(driver.job_row("t").periodic, Some(launches), "a change forgets nothing");
+    let evaluate = EvaluateJob { job: job_key("t"), evaluation };
+    let why = driver.reject(evaluate.into()).to_string();
+    assert_eq!(why, "can't evaluate periodic job");
+    let why = driver.reject(register(parent("t", |_| ()), evaluation)).to_string();
+    assert!(why.contains("from a periodic job to a parameterized job"), "{why}");
+    let both = JobSpec { key: job_key("u"), ..parent("u", |_| ()) };
+    let both = JobSpec { periodic: periodic().periodic, ..both };
+    let why = driver.reject(register(both, evaluation)).to_string();
+    assert!(why.contains("one of the two"), "{why}");
+    assert_eq!(driver.deregister_job("t", false), None);
+    assert_eq!(driver.job_row("t").status, JobStatus::Dead);
+}
+
+/// The next registration costs as much with many finished children as with few: nothing looks at
+/// all of them. Medians, so that a pause of the machine does not count.
+#[test]
+fn a_dispatch_takes_as_long_with_many_finished_children() {
+    let mut driver = with_parent(0);
+    driver.checked = false;
+    let mut round = |first: u32| {
+        let mut times = Vec::new();
+        for number in first..first + 200 {
+            let child = dispatched(&mut driver, number);
+            let since = Instant::now();
+            driver.commit(command(vec![child]));
+            times.push(since.elapsed());
+            end(&mut driver, number);
+        }
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    let few = round(0);
+    for part in 1..15 {
+        round(part * 200);
+    }
+    let many = round(3_000);
+    assert!(many < few * 3, "{few:?} with none, {many:?} with 3,000");
+}
+
+#[test]
+fn a_key_says_who_its_parent_is() {
+    let key = JobKey::new("team", "a/b/dispatch-1-x");
+    assert_eq!(key.parent_key(), Some(JobKey::new("team", "a/b")));
+    assert_eq!(JobKey::new("team", "a/b").parent_key(), None);
+}

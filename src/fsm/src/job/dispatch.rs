@@ -1,0 +1,143 @@
+//! Dispatch: makes children of a parameterized job, one or many in an entry, each answered for
+//! itself.
+//!
+//! A dispatch with a token that another child of the parent was dispatched with is that dispatch,
+//! sent again: it is answered with that child and makes nothing.
+
+use std::collections::BTreeMap;
+
+use super::{Dispatch, DispatchJob, Dispatched, Job, NewChild, Parameterized};
+use crate::{
+    apply::{Outcome, Turn, not_found},
+    bounds::refused,
+    command::{DispatchAnswer, Rejection, Reply},
+    evaluation::Trigger,
+    id::Text,
+    limits,
+};
+
+impl Turn<'_> {
+    pub(crate) fn dispatch_job(&mut self, command: &DispatchJob) -> Outcome {
+        let parent = self.state.jobs.get(&command.parent).cloned();
+        let parent = parent.ok_or_else(|| not_found("job"))?;
+        let id = &parent.key.id;
+        let spec = self.state.current_spec(&parent).cloned();
+        let Some(block) = spec.as_ref().and_then(|spec| spec.parameterized.as_ref()) else {
+            let text = format!(
+                "Specified job \"{id}\" is not a parameterized job: add a parameterized block"
+            );
+            return Err(refused(text));
+        };
+        if parent.stop {
+            let text = format!("Specified job \"{id}\" is stopped: start it, then dispatch it");
+            return Err(refused(text));
+        }
+        if self.state.scheduler_configuration().reject_job_registration {
+            return Err(Rejection::RegistrationDisabled);
+        }
+        if command.children.len() > limits::DISPATCHES_MAX {
+            let (asked, max) = (command.children.len(), limits::DISPATCHES_MAX);
+            return Err(refused(format!("{asked} dispatches in one entry, at most {max} may be")));
+        }
+        let positions = 0..u32::MAX;
+        let answers = command.children.iter().zip(positions).map(|(child, position)| {
+            self.dispatch(&parent, block, child, position).unwrap_or_else(DispatchAnswer::Refused)
+        });
+        Ok(Reply::Dispatched(answers.collect()))
+    }
+
+    fn dispatch(
+        &mut self,
+        parent: &Job,
+        block: &Parameterized,
+        child: &Dispatched,
+        position: u32,
+    ) -> Result<DispatchAnswer, Rejection> {
+        if let Some(made) = self.dispatched_before(parent, &child.token) {
+            return Ok(made);
+        }
+        check_name(&child.id, &child.token)?;
+        block.check_payload(&child.payload).map_err(refused)?;
+        block.check_meta(&child.meta).map_err(refused)?;
+        let dispatch = Dispatch { payload: child.payload.clone(), token: child.token.clone() };
+        let new = NewChild {
+            id: child.id.clone(),
+            meta: child.meta.clone(),
+            priority: child.priority,
+            dispatch: Some(dispatch),
+            trigger: Trigger::JobRegister,
+            position,
+            evaluation: child.evaluation,
+        };
+        let job = self.register_child(parent, new)?;
+        let evaluation = job.waiting.is_none().then_some(child.evaluation);
+        let (create_index, found) = (job.create_index, false);
+        Ok(DispatchAnswer::Child { name: own_name(&job.key.id), evaluation, create_index, found })
+    }
+
+    /// The child that was dispatched with a token, as an answer.
+    fn dispatched_before(&self, parent: &Job, token: &Text) -> Option<DispatchAnswer> {
+        let key = self.state.children(&parent.key)?.tokens.get(token)?;
+        let create_index = self.state.jobs.get(key)?.create_index;
+        let name = own_name(&key.id);
+        Some(DispatchAnswer::Child { name, evaluation: None, create_index, found: true })
+    }
+}
+
+/// What a child's id has after its parent's.
+fn own_name(id: &str) -> Text {
+    id.rsplit_once('/').map_or(id, |(_, own)| own).into()
+}
+
+/// Bounds what is kept of each dispatch for its retries.
+fn check_name(id: &str, token: &str) -> Result<(), Rejection> {
+    for (what, text, max) in [
+        ("id of a child, after that of its parent,", &*own_name(id), limits::CHILD_NAME_BYTES_MAX),
+        ("idempotency token", token, limits::TOKEN_BYTES_MAX),
+    ] {
+        if text.len() > max {
+            let has = text.len();
+            return Err(refused(format!("the {what} has {has} bytes, at most {max} may be")));
+        }
+    }
+    Ok(())
+}
+
+impl Parameterized {
+    /// Why a dispatch cannot have this payload.
+    fn check_payload(&self, payload: &[u8]) -> Result<(), String> {
+        let (has, max) = (payload.len(), limits::PAYLOAD_BYTES_MAX);
+        match &*self.payload {
+            "forbidden" if has > 0 => {
+                Err("Payload: it is forbidden by the parameterized job: leave it out".into())
+            }
+            "required" if has == 0 => {
+                Err("Payload: it is required by the parameterized job and was not given: add one"
+                    .into())
+            }
+            _ if has > max => Err(format!(
+                "Payload has {has} bytes, at most {max} may be: hand over where the data is"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Why a dispatch cannot have this meta.
+    fn check_meta(&self, meta: &BTreeMap<Text, Text>) -> Result<(), String> {
+        let missing: Vec<_> =
+            self.meta_required.iter().filter(|key| !meta.contains_key(*key)).collect();
+        if !missing.is_empty() {
+            return Err(format!("Meta lacks required keys {missing:?}: give each a value"));
+        }
+        let known =
+            |key: &Text| self.meta_required.contains(key) || self.meta_optional.contains(key);
+        let unknown: Vec<_> = meta.keys().filter(|key| !known(key)).collect();
+        if !unknown.is_empty() {
+            return Err(format!(
+                "Meta has keys {unknown:?}, which the job does not take: leave them out, or add them to \
+                 meta_optional of the job"
+            ));
+        }
+        Ok(())
+    }
+}
