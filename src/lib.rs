@@ -4,6 +4,7 @@
 mod address_space;
 pub mod agent;
 pub mod api;
+mod base64;
 pub mod bench;
 pub mod cli;
 pub mod clock;

@@ -13,7 +13,10 @@ use super::{
     restart::{RestartMode, RestartPolicy},
     task_runner::TaskPolicy,
 };
-use crate::rpc::words::{self, UnknownWord};
+use crate::{
+    base64,
+    rpc::words::{self, UnknownWord},
+};
 
 /// Default of `kill_timeout`, ms.
 const KILL_TIMEOUT_MS: u64 = 5_000;
@@ -43,6 +46,8 @@ pub(crate) struct AllocationSpec {
     pub(crate) address: String,
     pub(crate) ports: Vec<PortSpec>,
     pub(crate) tasks: Vec<TaskSpec>,
+    /// What the job was dispatched with, in base64.
+    pub(crate) payload: String,
     pub(crate) policy: GroupPolicy,
 }
 
@@ -71,6 +76,8 @@ pub(crate) struct TaskSpec {
     /// 0: output is not kept.
     pub(crate) log_files_max: u32,
     pub(crate) log_file_mb_max: u32,
+    /// File below `local/` that gets the payload; empty: none.
+    pub(crate) dispatch_payload: String,
 }
 
 /// The servers' message cannot be run.
@@ -84,6 +91,8 @@ pub(crate) enum SpecError {
     TaskName(String),
     #[error("task `{0}` is there twice")]
     Duplicate(String),
+    #[error("payload file `{0}` {1}")]
+    PayloadFile(String, &'static str),
     #[error("port `{0}` has the value {1}, which is no port")]
     Port(String, u32),
     #[error(transparent)]
@@ -112,6 +121,7 @@ impl AllocationSpec {
         let mut names = BTreeSet::new();
         for task in &message.tasks {
             check_task_name(&task.name)?;
+            check_payload_file(&task.dispatch_payload)?;
             if !names.insert(task.name.as_str()) {
                 return Err(SpecError::Duplicate(task.name.clone()));
             }
@@ -139,6 +149,7 @@ impl AllocationSpec {
             address: message.address,
             ports,
             tasks: message.tasks.into_iter().map(|task| task_spec(task, &group_meta)).collect(),
+            payload: base64::encode(&message.payload),
             policy,
         })
     }
@@ -188,6 +199,14 @@ fn check_task_name(name: &str) -> Result<(), SpecError> {
     if bad { Err(SpecError::TaskName(name.chars().take(64).collect())) } else { Ok(()) }
 }
 
+fn check_payload_file(file: &str) -> Result<(), SpecError> {
+    if file.is_empty() {
+        return Ok(());
+    }
+    let refused = |why| SpecError::PayloadFile(file.chars().take(64).collect(), why);
+    fsm::job::check_payload_file(file).map_err(refused)
+}
+
 fn port(port: &v1::Port) -> Result<PortSpec, SpecError> {
     let narrow =
         |value: u32| u16::try_from(value).map_err(|_| SpecError::Port(port.label.clone(), value));
@@ -216,6 +235,7 @@ fn task_spec(task: v1::Task, group_meta: &BTreeMap<String, String>) -> TaskSpec 
             (false, 0) => 10,
             (false, files) => files.min(1000),
         },
+        dispatch_payload: task.dispatch_payload,
         log_file_mb_max: if task.log_file_mb_max == 0 { 10 } else { task.log_file_mb_max },
     }
 }

@@ -11,10 +11,10 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io,
+    io::{self, Write as _},
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::fs::{PermissionsExt, chown},
+        unix::fs::{OpenOptionsExt, PermissionsExt, chown, fchown},
     },
     path::{Path, PathBuf},
 };
@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     allocation_runner::AllocationRunner, executor::process::find_user, files, spec::AllocationSpec,
 };
-use crate::rt;
+use crate::{base64, rt};
 
 /// In an allocation's directory: what is stored of it.
 const STATE_FILE: &str = "state.json";
@@ -267,12 +267,15 @@ impl AllocationDirectory {
                 secrets.set_mode(0o700)?;
             }
             // Whether the user exists is judged when the task is started.
-            if !task.user.is_empty()
-                && let Ok((uid, gid)) = find_user(&task.user)
-            {
+            let owner = Some(&task.user).filter(|user| !user.is_empty());
+            let owner = owner.and_then(|user| find_user(user).ok());
+            if let Some((uid, gid)) = owner {
                 for directory in &directories {
                     directory.give_to(uid, gid)?;
                 }
+            }
+            if let Some(local) = directories.get(1).filter(|_| !task.dispatch_payload.is_empty()) {
+                local.put_payload(&task.dispatch_payload, &spec.payload, owner)?;
             }
         }
         Ok(())
@@ -342,6 +345,34 @@ impl HeldDirectory {
         chown(self.path(), Some(uid), Some(gid))
     }
 
+    /// Makes a file of the payload (which is in base64) at a path below it, unless there is one: what a task has made of it stays.
+    fn put_payload(&self, file: &str, payload: &str, owner: Option<(u32, u32)>) -> io::Result<()> {
+        let payload = base64::decode(payload)
+            .ok_or_else(|| io::Error::other("the stored payload is no base64"))?;
+        let (folders, name) = file.rsplit_once('/').unwrap_or(("", file));
+        let mut held = Self(self.0.try_clone()?);
+        for part in folders.split('/').filter(|part| !part.is_empty()) {
+            held = Self::make(&held.path().join(part))?;
+            if let Some((uid, gid)) = owner {
+                held.give_to(uid, gid)?;
+            }
+        }
+        let path = held.path().join(name);
+        if fs::symlink_metadata(&path).is_ok() {
+            return Ok(());
+        }
+        // Whole or not at all: the agent may end between the two.
+        let temporary = held.path().join(format!(".{name}.tmp"));
+        delete(&temporary)?;
+        let mut options = OpenOptions::new();
+        let mut written = options.write(true).create_new(true).mode(0o644).open(&temporary)?;
+        if let Some((uid, gid)) = owner {
+            fchown(&written, Some(uid), Some(gid))?;
+        }
+        written.write_all(&payload)?;
+        fs::rename(&temporary, &path)
+    }
+
     /// Leads to the directory itself, whatever its name is by now.
     fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
@@ -407,6 +438,32 @@ mod tests {
             assert!(error.contains(name), "{error}");
             assert_eq!(mode(&foreign), 0o755, "{name}");
         }
+    }
+
+    /// The file is there whole before the task starts; what the task makes of it stays, and nothing is written through a link.
+    #[test]
+    fn a_payload_is_put_into_its_file_once() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = AllocationDirectory { root: root.path().join("allocation") };
+        let mut message = testing::message([1; 16], "job", &["a", "b"]);
+        message.payload = b"hello".to_vec().into();
+        message.tasks[0].dispatch_payload = "in/put".to_owned();
+        let spec = AllocationSpec::parse(message.clone()).unwrap();
+        directory.prepare(&spec).unwrap();
+        let file = directory.task("a").join("local/in/put");
+        assert_eq!(fs::read(&file).unwrap(), b"hello");
+        assert_eq!(fs::read_dir(directory.task("b").join("local")).unwrap().count(), 0);
+        fs::write(&file, "changed").unwrap();
+        directory.prepare(&spec).unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"changed");
+        let foreign = root.path().join("foreign");
+        fs::create_dir(&foreign).unwrap();
+        fs::remove_dir_all(file.parent().unwrap()).unwrap();
+        symlink(&foreign, file.parent().unwrap()).unwrap();
+        directory.prepare(&spec).unwrap_err();
+        assert_eq!(fs::read_dir(&foreign).unwrap().count(), 0);
+        message.tasks[0].dispatch_payload = "../put".to_owned();
+        AllocationSpec::parse(message).unwrap_err();
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use super::argv::KnownFlags;
 
 /// Commands, or the first words of several, and what to do instead.
-const COMMANDS: [(&str, &str); 63] = [
+const COMMANDS: [(&str, &str); 62] = [
     (
         "acl",
         "there is no access control: let only those reach the API who may use it (SECURITY.md)",
@@ -30,7 +30,6 @@ const COMMANDS: [(&str, &str); 63] = [
     ("init", "begin with a file of examples/"),
     ("job action", "run the command in a batch job"),
     ("job allocs", "`job status` lists them"),
-    ("job dispatch", "run a batch job for each piece of work"),
     ("job init", "begin with a file of examples/"),
     ("job periodic", "run the job from cron with `job run`"),
     ("job restart", "restart its allocations with `alloc restart`"),

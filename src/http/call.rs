@@ -262,8 +262,20 @@ impl Call {
 
     /// Proposes a command; a rejection is an error.
     pub(crate) async fn write(&self, command: Command) -> Result<Written, Error> {
-        let written =
-            self.api.write(self.caller, command, self.request_id, self.options.timeout).await?;
+        self.write_as(command, self.request_id).await
+    }
+
+    /// As [`Self::write`], of one of several commands of a request: its key stands for none of them.
+    pub(crate) async fn write_unkeyed(&self, command: Command) -> Result<Written, Error> {
+        self.write_as(command, None).await
+    }
+
+    async fn write_as(
+        &self,
+        command: Command,
+        request: Option<RequestId>,
+    ) -> Result<Written, Error> {
+        let written = self.api.write(self.caller, command, request, self.options.timeout).await?;
         if let Reply::Rejected(rejection) = written.reply {
             return Err(rejection.into());
         }

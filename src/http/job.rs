@@ -18,7 +18,7 @@ use super::{
     answer::Answer,
     body::Fields,
     call::{Call, Namespaces},
-    deployment,
+    deployment, dispatch,
     error::Error,
     job_plan, job_versions, jobs_bridge, view, writes,
 };
@@ -30,9 +30,11 @@ const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocati
 const REGION_ANY: &str = "global";
 
 /// Verbs behind a job id that are answered, with the methods they take.
-const VERBS: [(&str, &str); 12] = [
+const VERBS: [(&str, &str); 14] = [
     ("evaluate", "write"),
     ("plan", "write"),
+    ("dispatch", "write"),
+    ("batch", "write"),
     ("revert", "write"),
     ("stable", "write"),
     ("tag", "tag"),
@@ -45,8 +47,7 @@ const VERBS: [(&str, &str); 12] = [
     ("submission", "read"),
 ];
 /// Nomad's other verbs.
-const VERBS_UNSUPPORTED: [&str; 7] =
-    ["dispatch", "payload", "scale", "services", "actions", "action", "force"];
+const VERBS_UNSUPPORTED: [&str; 6] = ["payload", "scale", "services", "actions", "action", "force"];
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -79,10 +80,10 @@ impl Target {
                 "tag" if before.len() > 2 && before[before.len() - 2] == "versions" => {
                     &before[..before.len() - 2]
                 }
-                "payload" if before.last().is_some_and(|part| part == "dispatch") => {
+                "payload" | "batch" if before.last().is_some_and(|part| part == "dispatch") => {
                     &before[..before.len() - 1]
                 }
-                "force" | "payload" | "tag" => path,
+                "force" | "payload" | "batch" | "tag" => path,
                 _ => before,
             };
             let verb = if before.len() == path.len() { "" } else { verb };
@@ -172,6 +173,10 @@ async fn get_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
     let body = |state: &State| {
         let Some(job) = state.jobs().get(key) else { return Ok(None) };
         let Some(version) = view::current_version(state, job) else { return Ok(None) };
+        if job.waiting.is_some() {
+            // Its place among those that wait changes with theirs.
+            return view::job(state, job).map(|job| call.body_of(&job)).transpose();
+        }
         let make = || call.body_of(&view::job_version(job, version));
         call.job_bodies.body(job, version, make).map(Some)
     };
@@ -242,6 +247,8 @@ async fn write(call: Call) -> Result<Answer, Error> {
         "" => register_as(&call, Some(&target.id)).await,
         "evaluate" => evaluate(&call, &target).await,
         "plan" => job_plan::plan(&call, &target.id).await,
+        "dispatch" => dispatch::one(&call, &target).await,
+        "batch" => dispatch::many(&call, &target).await,
         "revert" => job_versions::revert(&call, &target).await,
         "stable" => job_versions::stable(&call, &target).await,
         "tag" => job_versions::tag(&call, &target).await,

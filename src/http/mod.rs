@@ -20,6 +20,7 @@ mod call;
 mod capacity;
 mod client;
 mod deployment;
+mod dispatch;
 mod error;
 mod evaluation;
 mod filter;

@@ -355,6 +355,9 @@ fn others() -> Vec<(&'static str, &'static str, Value, Verdict)> {
             TakenHere("the default of one attempt is not what was written"),
         ),
         ("batch", "/ParameterizedJob", json!({"Payload": "required"}), Taken),
+        ("batch", "~/DispatchPayload", json!({"File": "in/put"}), Taken),
+        ("batch", "~/DispatchPayload", json!({"File": "../put"}), Refused("below local/")),
+        ("batch", "~/DispatchPayload", json!({"File": ""}), Refused("needs a file")),
         ("batch", "/ParameterizedJob", json!({"Payload": "maybe"}), Refused("is none of")),
         (
             "batch",

@@ -224,6 +224,7 @@ static TASK: Block = Block {
         one("restart", "RestartPolicy", &RESTART),
         one("logs", "LogConfig", &LOGS),
         many("identity", "~Identities", &IDENTITY),
+        one("dispatch_payload", "DispatchPayload", &DISPATCH_PAYLOAD),
     ],
     unsupported: &[
         "template",
@@ -232,7 +233,6 @@ static TASK: Block = Block {
         "consul",
         "volume_mount",
         "csi_plugin",
-        "dispatch_payload",
         "lifecycle",
         "scaling",
         "action",
@@ -352,7 +352,10 @@ static PARAMETERIZED: Block = plain(&[
     text("payload", "Payload"),
     texts("meta_required", "MetaRequired"),
     texts("meta_optional", "MetaOptional"),
+    integer("max_running", "MaxRunning"),
 ]);
+
+static DISPATCH_PAYLOAD: Block = plain(&[text("file", "File")]);
 
 static EPHEMERAL_DISK: Block =
     plain(&[integer("size", "SizeMB"), boolean("sticky", "Sticky"), boolean("migrate", "Migrate")]);

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fsm::{JobSpec, JobStatus};
+use fsm::{JobSpec, JobStatus, job::Dispatch};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -129,8 +129,48 @@ fn a_view_has_the_fields_of_the_api() {
     assert_eq!(view["Status"], "running");
     let mut child = good("sysbatch.hcl");
     child.key.id = "cleanup/dispatch-1700000000-0123abcd".into();
+    child.dispatch = Some(Dispatch { payload: b"foo".to_vec(), token: "once".into() });
     let view = job_json(&child, &fields());
     assert_eq!((&view["ParentID"], &view["Dispatched"]), (&json!("cleanup"), &json!(true)));
+    assert_eq!(view["Payload"], "Zm9v");
+    assert_eq!(view["DispatchIdempotencyToken"], "once");
+}
+
+#[test]
+fn a_parameterized_job_says_how_many_run_and_where_the_payload_goes() {
+    let source = r#"job "t" {
+  type = "batch"
+  parameterized {
+    payload     = "required"
+    max_running = 3
+  }
+  group "g" {
+    task "t" {
+      driver = "mock"
+      dispatch_payload { file = "in/put" }
+    }
+  }
+}"#;
+    let parsed = parse("t.hcl", source).unwrap();
+    let spec = to_spec(&parsed).unwrap().spec;
+    assert_eq!(spec.parameterized.as_ref().map(|block| block.max_running), Some(3));
+    assert_eq!(&*spec.groups[0].tasks[0].dispatch_payload, "in/put");
+    let view = job_json(&spec, &fields());
+    assert_eq!(view["ParameterizedJob"]["MaxRunning"], 3);
+    assert_eq!(view["TaskGroups"][0]["Tasks"][0]["DispatchPayload"], json!({"File": "in/put"}));
+    assert_eq!(to_spec(&view).unwrap().spec, spec);
+    let at = "Job.TaskGroups[0].Tasks[0].DispatchPayload.File";
+    for file in ["", "/etc/passwd", "../x", "a//b", "."] {
+        let with = |job: &mut Value| {
+            job["TaskGroups"][0]["Tasks"][0]["DispatchPayload"] = json!({ "File": file });
+        };
+        refused(with, at, if file.is_empty() { "needs a file" } else { "below local/" });
+    }
+    let bound = |job: &mut Value| {
+        job["Type"] = "batch".into();
+        job["ParameterizedJob"] = json!({ "MaxRunning": -1 });
+    };
+    refused(bound, "Job.ParameterizedJob.MaxRunning", "must be between 0");
 }
 
 #[test]

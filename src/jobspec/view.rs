@@ -12,6 +12,8 @@ use fsm::{
 };
 use serde_json::{Value, json};
 
+use crate::base64;
+
 /// What a job's JSON says besides its spec.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct JobFields {
@@ -44,8 +46,8 @@ pub fn job_json(spec: &JobSpec, fields: &JobFields) -> Value {
         "ConsulToken": "",
         "CreateIndex": fields.create_index,
         "Datacenters": spec.datacenters,
-        "DispatchIdempotencyToken": "",
-        "Dispatched": spec.key.id.rsplit_once('/').is_some_and(|(_, own)| own.starts_with("dispatch-")),
+        "DispatchIdempotencyToken": spec.dispatch.as_ref().map_or("", |dispatch| &*dispatch.token),
+        "Dispatched": spec.dispatch.is_some(),
         "ID": spec.key.id,
         "JobModifyIndex": fields.job_modify_index,
         "Meta": map_or_null(&spec.meta),
@@ -57,12 +59,13 @@ pub fn job_json(spec: &JobSpec, fields: &JobFields) -> Value {
         "NodePool": spec.node_pool,
         "NomadTokenID": "",
         "ParameterizedJob": spec.parameterized.as_ref().map(|template| json!({
+            "MaxRunning": template.max_running,
             "MetaOptional": list_or_null(&template.meta_optional),
             "MetaRequired": list_or_null(&template.meta_required),
             "Payload": template.payload,
         })),
         "ParentID": parent,
-        "Payload": Value::Null,
+        "Payload": payload(spec),
         "Periodic": Value::Null,
         "Priority": spec.priority,
         "Region": spec.region,
@@ -82,6 +85,12 @@ pub fn job_json(spec: &JobSpec, fields: &JobFields) -> Value {
         "Version": fields.version,
         "VersionTag": Value::Null,
     })
+}
+
+/// What the job was dispatched with, in base64.
+fn payload(spec: &JobSpec) -> Option<String> {
+    let payload = &spec.dispatch.as_ref()?.payload;
+    (!payload.is_empty()).then(|| base64::encode(payload))
 }
 
 fn group_json(group: &TaskGroup, kind: JobKind) -> Value {
@@ -124,7 +133,8 @@ fn task_json(task: &Task) -> Value {
         "Config": config,
         "Constraints": constraints(&task.constraints),
         "Consul": Value::Null,
-        "DispatchPayload": Value::Null,
+        "DispatchPayload": (!task.dispatch_payload.is_empty())
+            .then(|| json!({"File": task.dispatch_payload})),
         "Driver": task.driver,
         "Env": map_or_null(&task.env),
         "Identities": identity["Identities"],

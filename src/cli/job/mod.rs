@@ -3,6 +3,7 @@
 //! Must never change a job that was named by a prefix without `-yes`.
 
 mod diff;
+mod dispatch;
 mod plan;
 mod run;
 mod status;
@@ -41,6 +42,9 @@ pub(crate) enum JobCommand {
         after_help = "Examples:\n  quorate job status\n  quorate job status web\n  quorate job status -json web"
     )]
     Status(StatusArgs),
+    /// Start a parameterized job, with a payload and meta
+    #[command(after_help = dispatch::EXAMPLES)]
+    Dispatch(dispatch::DispatchArgs),
     /// Stop a job
     #[command(
         after_help = "Examples:\n  quorate job stop web\n  quorate job stop -purge -detach web"
@@ -151,6 +155,7 @@ pub(crate) fn run(context: &Context, command: &JobCommand) -> Outcome {
     match command {
         JobCommand::Run(arguments) => run::run(context, arguments),
         JobCommand::Status(arguments) => status::run(context, arguments),
+        JobCommand::Dispatch(arguments) => dispatch::run(context, arguments),
         JobCommand::Stop(arguments) => stop(context, arguments),
         JobCommand::History(arguments) => versions::history(context, arguments),
         JobCommand::Plan(arguments) => plan::run(context, arguments),

@@ -89,7 +89,12 @@ struct Job {
     allocations: Vec<Value>,
     evaluations: Vec<Value>,
     deployment: Value,
+    /// The newest of its children, if it has any.
+    children: Vec<Value>,
 }
+
+/// Children that are shown of a job.
+const CHILDREN_SHOWN: &str = "20";
 
 impl Job {
     fn read(context: &Context, found: &resolve::FoundJob, all: bool) -> anyhow::Result<Self> {
@@ -103,8 +108,11 @@ impl Job {
             Err(error) if error.is_not_found() && !suffix.is_empty() => Ok(Value::Null),
             other => other,
         };
+        let specification = read("", &[namespace])?;
+        let children = children(context, found, &specification)?;
         Ok(Self {
-            specification: read("", &[namespace])?,
+            specification,
+            children,
             summary: read("/summary", &[namespace])?,
             allocations: into_rows(read(
                 "/allocations",
@@ -127,6 +135,11 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     }
     let job = Job::read(context, &found, arguments.all_allocs)?;
     let mut sections = vec![overview(&job.specification)];
+    if is_parent(&job.specification) {
+        sections.extend(parent(&job));
+        context.line(sections.join("\n\n"))?;
+        return Ok(Exit::Success);
+    }
     sections.push(format!("Summary\n{}", summary(&job.summary)));
     if !arguments.short {
         sections.extend(blocked(&job.evaluations));
@@ -139,6 +152,83 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     }
     context.line(sections.join("\n\n"))?;
     Ok(Exit::Success)
+}
+
+/// Whether children of it run, and not it.
+fn is_parent(job: &Value) -> bool {
+    job.present("ParameterizedJob").is_some() || job.present("Periodic").is_some()
+}
+
+/// The newest children: their ids hold the time at which they were made.
+fn children(
+    context: &Context,
+    found: &resolve::FoundJob,
+    job: &Value,
+) -> anyhow::Result<Vec<Value>> {
+    let kind = match (job.present("ParameterizedJob"), job.present("Periodic")) {
+        (Some(_), _) => "dispatch",
+        (None, Some(_)) => "periodic",
+        (None, None) => return Ok(Vec::new()),
+    };
+    let prefix = format!("{}/{kind}-", found.id);
+    let query = [
+        ("prefix", prefix.as_str()),
+        ("namespace", found.namespace.as_str()),
+        ("per_page", CHILDREN_SHOWN),
+        ("reverse", "true"),
+    ];
+    Ok(into_rows(context.client.get("/v1/jobs", &query)?))
+}
+
+/// What a job says whose children run: what a dispatch needs, how many there are, and the newest.
+fn parent(job: &Job) -> Vec<String> {
+    let mut sections = Vec::new();
+    let block = &job.specification["ParameterizedJob"];
+    let title = if block.is_null() { "Children" } else { "Parameterized Job" };
+    if !block.is_null() {
+        let list = |field: &str| texts(block.items(field)).join(", ");
+        let bound = match block.number("MaxRunning") {
+            0 => "no bound".to_owned(),
+            max => max.to_string(),
+        };
+        sections.push(format!(
+            "{title}\n{}",
+            pairs(&[
+                ("Payload", block.shown("Payload")),
+                ("Required Metadata", list("MetaRequired")),
+                ("Optional Metadata", list("MetaOptional")),
+                ("Max Running", bound),
+            ])
+        ));
+    }
+    let counts = &job.summary["Children"];
+    let numbers = ["Pending", "Running", "Dead", "Waiting"];
+    let line = numbers.map(|column| counts.number(column).to_string()).to_vec();
+    sections.push(format!("{title} Summary\n{}", table(&numbers, &[line])));
+    let shown: Vec<Vec<String>> = job
+        .children
+        .iter()
+        .map(|row| {
+            let status = match row.text("StatusDescription") {
+                "" => row.shown("Status"),
+                why => format!("{} ({why})", row.shown("Status")),
+            };
+            vec![row.shown("ID"), status, time::timestamp(row.number("SubmitTime"))]
+        })
+        .collect();
+    let all = counts.number("Pending") + counts.number("Running") + counts.number("Dead");
+    let name = if block.is_null() { "Launched Jobs" } else { "Dispatched Jobs" };
+    sections.push(if shown.is_empty() {
+        format!("{name}\nNone")
+    } else {
+        let newest = if i64::try_from(shown.len()).is_ok_and(|number| number < all) {
+            format!(" (the newest {} of {all})", shown.len())
+        } else {
+            String::new()
+        };
+        format!("{name}{newest}\n{}", table(&["ID", "Status", "Submit Date"], &shown))
+    });
+    sections
 }
 
 /// What became of instances that a drain or a user ended, and how they run again.
@@ -173,7 +263,11 @@ fn overview(job: &Value) -> String {
         (true, status) => format!("{status} (stopped)"),
         (false, status) => status.to_owned(),
     };
-    pairs(&[
+    let status = match job.text("StatusDescription") {
+        "" => status,
+        why => format!("{status} ({why})"),
+    };
+    let mut lines = vec![
         ("ID", job.shown("ID")),
         ("Name", job.shown("Name")),
         ("Submit Date", time::timestamp(job.number("SubmitTime"))),
@@ -187,7 +281,15 @@ fn overview(job: &Value) -> String {
         ("Parameterized", job.present("ParameterizedJob").is_some().to_string()),
         ("Version", job.shown("Version")),
         ("Modify Index", job.shown("JobModifyIndex")),
-    ])
+    ];
+    if !job.text("ParentID").is_empty() {
+        lines.push(("Parent", job.shown("ParentID")));
+    }
+    if !job.text("Payload").is_empty() {
+        let bytes = crate::base64::decode(job.text("Payload")).map_or(0, |payload| payload.len());
+        lines.push(("Payload", format!("{bytes} bytes")));
+    }
+    pairs(&lines)
 }
 
 fn summary(summary: &Value) -> String {

@@ -78,7 +78,7 @@ job
 job action
 job allocs
 job deployments
-job dispatch
+job dispatch: detach id-prefix-template idempotency-token meta priority ui verbose
 job eval: detach force-reschedule verbose
 job history: diff-tag diff-version full json p t version
 job init

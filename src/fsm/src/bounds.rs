@@ -215,8 +215,27 @@ impl Task {
         )?;
         at_most("max_files of logs", self.logs.files_max.into(), limits::LOG_FILES_MAX)?;
         at_most("max_file_size of logs", self.logs.file_mb_max.into(), limits::LOG_FILE_MB_MAX)?;
-        check_weights(&self.affinities, &[])
+        check_weights(&self.affinities, &[])?;
+        let file = &self.dispatch_payload;
+        if file.is_empty() {
+            return Ok(());
+        }
+        check_payload_file(file).map_err(|why| format!("dispatch_payload: \"{file}\" {why}"))
     }
+}
+
+/// Why a payload cannot be put into a file of this name, which is to be below a task's `local/`.
+pub fn check_payload_file(file: &str) -> Result<(), &'static str> {
+    if file.len() > limits::PAYLOAD_FILE_BYTES_MAX {
+        return Err("is too long: use at most 240 bytes");
+    }
+    let is_name = |part: &str| !matches!(part, "" | "." | "..");
+    if !file.split('/').all(is_name) || file.contains(['\\', '\0']) {
+        return Err(
+            "is not a path below local/: write it without \"..\" and without a slash first",
+        );
+    }
+    Ok(())
 }
 
 impl NodeDescription {

@@ -11,6 +11,7 @@ use imbl::OrdSet;
 use crate::{
     id::{AllocationId, EvaluationId, Index, InstanceId, JobKey, NodeId, Text, TimeMs},
     indexes::JobIndex,
+    job::Children,
     pool::Instance,
     state::State,
 };
@@ -28,8 +29,8 @@ pub enum Extent {
     Evaluations(OrdSet<EvaluationId>),
     /// Who serves in a capacity group: compared row by row, as it has no index of its own.
     Members(Vec<MemberExtent>),
-    /// A job with all that is derived for it, and the index of its last change.
-    Job(Option<Arc<JobIndex>>, Index),
+    /// A job with all that is derived for it and its children, and the index of its last change.
+    Job(Option<Arc<JobIndex>>, Option<Arc<Children>>, Index),
 }
 
 /// What a reader of a capacity group's members is told of one of them.
@@ -50,8 +51,10 @@ impl Extent {
             (Self::Allocations(one), Self::Allocations(two)) => one.ptr_eq(two),
             (Self::Evaluations(one), Self::Evaluations(two)) => one.ptr_eq(two),
             (Self::Members(one), Self::Members(two)) => one == two,
-            (Self::Job(one, index), Self::Job(two, other)) => {
-                one.as_ref().map(Arc::as_ptr) == two.as_ref().map(Arc::as_ptr) && index == other
+            (Self::Job(one, children, index), Self::Job(two, others, other)) => {
+                one.as_ref().map(Arc::as_ptr) == two.as_ref().map(Arc::as_ptr)
+                    && children.as_ref().map(Arc::as_ptr) == others.as_ref().map(Arc::as_ptr)
+                    && index == other
             }
             (
                 Self::Whole
@@ -105,7 +108,8 @@ impl Extent {
     /// A job and what is derived for it.
     pub fn job(state: &State, job: &JobKey) -> Self {
         let Some(row) = state.jobs.get(job) else { return Self::Nothing };
-        Self::Job(state.by_job.get(job).cloned(), row.modify_index)
+        let children = state.children.get(job).cloned();
+        Self::Job(state.by_job.get(job).cloned(), children, row.modify_index)
     }
 }
 

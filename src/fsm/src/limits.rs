@@ -8,6 +8,8 @@ pub const JOB_TAGS_MAX: usize = 64;
 pub const DISPATCHES_MAX: usize = 1_000;
 /// Payload of a dispatch, bytes (Nomad's `DispatchPayloadSizeLimit`).
 pub const PAYLOAD_BYTES_MAX: usize = 16 << 10;
+/// Name of the file that gets the payload of a dispatch, bytes.
+pub const PAYLOAD_FILE_BYTES_MAX: usize = 240;
 /// What a child's id has after its parent's, bytes.
 pub const CHILD_NAME_BYTES_MAX: usize = 160;
 /// Idempotency token of a dispatch, bytes.

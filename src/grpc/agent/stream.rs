@@ -217,6 +217,8 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
     let group = spec.group(&row.group);
     let tasks = group.map(|group| group.tasks.as_slice()).unwrap_or_default();
     let update = group.and_then(|group| group.update);
+    let wants_payload = tasks.iter().any(|task| !task.dispatch_payload.is_empty());
+    let payload = spec.dispatch.as_ref().filter(|_| wants_payload).map(|row| row.payload.clone());
     // A person says it of the others.
     let is_watched = update.is_some_and(|update| update.health_check != HealthCheck::Manual);
     let watched = row.deployment.filter(|_| is_watched);
@@ -253,6 +255,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
                 log_files_max: task.logs.files_max,
                 log_file_mb_max: task.logs.file_mb_max,
                 logs_disabled: task.logs.disabled,
+                dispatch_payload: task.dispatch_payload.to_string(),
             })
             .collect(),
         ports: row
@@ -269,6 +272,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
         disk_mb: group.map_or(0, |group| group.disk_mb),
         shutdown_delay_ms: group.map_or(0, |group| group.shutdown_delay_ms),
         region: spec.region.to_string(),
+        payload: payload.unwrap_or_default().into(),
         datacenter: node.description.datacenter.to_string(),
         job_parent_id: row.job.parent().unwrap_or_default().to_owned(),
         preempted_ids: row.preempted.iter().map(|id| id.0.to_vec().into()).collect(),

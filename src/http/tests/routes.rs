@@ -37,7 +37,7 @@ GET /job/j/evaluations Built
 PUT /job/j/periodic/force Refused
 PUT /job/j/plan Built
 GET /job/j/summary Built
-PUT /job/j/dispatch Refused
+PUT /job/j/dispatch Built
 POST /job/j/dispatch/payload Refused
 GET /job/j/versions Built
 PUT /job/j/revert Built

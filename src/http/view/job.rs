@@ -10,7 +10,23 @@ use crate::http::time;
 
 /// A job with its current spec.
 pub(crate) fn job(state: &State, job: &Job) -> Option<Value> {
-    Some(jobs_bridge::job_json(job, current_version(state, job)?))
+    let mut shown = jobs_bridge::job_json(job, current_version(state, job)?);
+    if let Some(why) = waits(state, job) {
+        shown["StatusDescription"] = why.into();
+    }
+    Some(shown)
+}
+
+/// Why a child does not start, and how many start before it.
+fn waits(state: &State, job: &Job) -> Option<String> {
+    let position = state.waiting_position(job)?;
+    let parent = job.key.parent_key()?;
+    let waiting = state.children(&parent)?.waiting.len();
+    let max = state.running_max(&parent);
+    Some(format!(
+        "waits to start: position {position} of {waiting}, max_running of \"{}\" is {max}",
+        parent.id
+    ))
 }
 
 /// The version that a job is at.
@@ -44,7 +60,7 @@ pub(crate) fn job_stub(state: &State, job: &Job, with_meta: bool) -> Option<Valu
     let spec = state.current_spec(job)?;
     let mut stub = json!({
         "ID": text(&job.key.id),
-        "ParentID": "",
+        "ParentID": job.key.parent().unwrap_or(""),
         "Name": text(&spec.name),
         "Namespace": text(&job.key.namespace),
         "Datacenters": spec.datacenters.iter().map(text).collect::<Vec<_>>(),
@@ -55,7 +71,7 @@ pub(crate) fn job_stub(state: &State, job: &Job, with_meta: bool) -> Option<Valu
         "ParameterizedJob": job.parameterized,
         "Stop": job.stop,
         "Status": job.status.name(),
-        "StatusDescription": "",
+        "StatusDescription": if job.waiting.is_some() { "waits to start: max_running" } else { "" },
         "JobSummary": summary_of(state, job, spec),
         "CreateIndex": job.create_index,
         "ModifyIndex": job.modify_index,
@@ -89,11 +105,17 @@ fn summary_of(state: &State, job: &Job, spec: &JobSpec) -> Value {
             counts.insert("Queued".to_owned(), (*queued).into());
         }
     }
+    let children = state.children(&job.key).map(AsRef::as_ref).cloned().unwrap_or_default();
     json!({
         "JobID": text(&job.key.id),
         "Namespace": text(&job.key.namespace),
         "Summary": groups,
-        "Children": { "Pending": 0, "Running": 0, "Dead": 0 },
+        "Children": {
+            "Pending": children.pending,
+            "Running": children.running,
+            "Dead": children.dead.len(),
+            "Waiting": children.waiting.len(),
+        },
         "CreateIndex": job.create_index,
         "ModifyIndex": job.modify_index,
     })

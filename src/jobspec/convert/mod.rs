@@ -297,12 +297,14 @@ fn parameterized(
         let message = format!("{} is required as well: keep it in one list", quoted(key));
         report.error(path.clone(), message);
     }
+    let max = i64::from(u32::MAX);
+    let max_running = block.integer_in("MaxRunning", 0..=max, report).unwrap_or(0);
     block.finish(report);
     Some(Parameterized {
         payload: Text::from(payload),
         meta_required,
         meta_optional,
-        max_running: 0,
+        max_running: u32::try_from(max_running).unwrap_or(0),
     })
 }
 

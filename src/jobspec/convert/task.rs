@@ -111,7 +111,7 @@ pub(super) fn read(
         restart: policy::restart(&mut fields, restart, report),
         logs: logs(&mut fields, report),
         identity_json: identities(&mut fields, name, report),
-        dispatch_payload: Text::default(),
+        dispatch_payload: dispatch_payload(&mut fields, report),
     };
     fields.finish(report);
     Some(task)
@@ -147,7 +147,6 @@ fn refuse_unsupported(fields: &mut Fields<'_>, name: &str, report: &mut Report) 
         ("Vault", "vault blocks are"),
         ("VolumeMounts", "volume_mount blocks are"),
         ("CSIPluginConfig", "csi_plugin blocks are"),
-        ("DispatchPayload", "dispatch_payload blocks are"),
         ("Lifecycle", "lifecycle blocks are"),
         ("ScalingPolicies", "scaling blocks are"),
         ("Secrets", "secret blocks are"),
@@ -158,6 +157,21 @@ fn refuse_unsupported(fields: &mut Fields<'_>, name: &str, report: &mut Report) 
         fields.refuse(field, &owner, what, report);
     }
     refuse_consul(fields, &owner, report);
+}
+
+/// The file that gets the payload of a dispatch: a path below the task's `local/`.
+fn dispatch_payload(fields: &mut Fields<'_>, report: &mut Report) -> Text {
+    let Some(mut block) = fields.object("DispatchPayload", report) else { return Text::default() };
+    let path = block.at("File");
+    let file = block.text_filled("File", report).unwrap_or_default();
+    block.finish(report);
+    if file.is_empty() {
+        report
+            .error(path, "a dispatch_payload block needs a file: name one, for example \"input\"");
+    } else if let Err(why) = fsm::job::check_payload_file(file) {
+        report.error(path, format!("{} {why}", quoted(file)));
+    }
+    Text::from(file)
 }
 
 /// The identity blocks of a task, checked and kept.

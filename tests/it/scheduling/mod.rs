@@ -8,6 +8,7 @@ mod agents;
 mod bad_input;
 mod blocked;
 mod deployments;
+mod dispatch;
 mod garbage;
 mod groups;
 mod jobs;

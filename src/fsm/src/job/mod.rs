@@ -23,3 +23,4 @@ pub use self::{
         Submission, Task, TaskGroup, TaskResources, UpdateStrategy, VersionTag, Waiting,
     },
 };
+pub use crate::bounds::check_payload_file;

@@ -1,0 +1,116 @@
+//! `quorate job dispatch`: start a parameterized job and follow what it starts.
+//!
+//! Sends a dispatch once: a retry by hand needs `-idempotency-token`.
+
+use std::io::Read;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use serde_json::{Map, Value, json};
+
+use crate::base64;
+use crate::cli::context::{Context, Exit, Outcome};
+use crate::cli::output::Style;
+use crate::cli::view::Fields;
+use crate::cli::{monitor, resolve};
+use crate::percent::encode;
+
+/// More is refused by the servers: no more is read.
+const PAYLOAD_BYTES_READ_MAX: u64 = 1 << 20;
+
+pub(super) const EXAMPLES: &str = "Examples:
+  quorate job dispatch -meta user=eve render input.json
+  cat input.json | quorate job dispatch -detach render -
+  quorate job dispatch -idempotency-token order-17 render   again with the same token: the same job
+
+Exit status: 0 all runs or has completed, 1 error or a failed allocation, 2 some could not be placed.";
+
+/// Flags of `job dispatch`.
+#[derive(Debug, Args)]
+pub(crate) struct DispatchArgs {
+    /// The parameterized job's id
+    job: String,
+    /// The file with the payload; - reads standard input
+    input: Option<String>,
+    /// Meta of the dispatch; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    meta: Vec<String>,
+    /// Start only, do not follow
+    #[arg(long)]
+    detach: bool,
+    /// Dispatches with the same token are one
+    #[arg(long, value_name = "TOKEN")]
+    idempotency_token: Option<String>,
+    /// Beginning of the started job's own part of its id
+    #[arg(long, value_name = "TEXT")]
+    id_prefix_template: Option<String>,
+    /// Priority of the started job, 1 to 100; the parameterized job's unless given
+    #[arg(long, value_name = "N")]
+    priority: Option<u32>,
+    #[command(flatten)]
+    style: Style,
+}
+
+pub(super) fn run(context: &Context, arguments: &DispatchArgs) -> Outcome {
+    let job = resolve::job(context, &arguments.job)?;
+    let body = body(arguments)?;
+    let mut query = vec![("namespace", job.namespace.as_str())];
+    query.extend(arguments.idempotency_token.as_deref().map(|token| ("idempotency_token", token)));
+    let path = format!("/v1/job/{}/dispatch", encode(&job.id));
+    let answer = context.client.put(&path, &query, &body)?;
+    if arguments.style.json {
+        context.output.json(&answer)?;
+        return Ok(Exit::Success);
+    }
+    let child = answer.text("DispatchedJobID");
+    context.line(format!("Dispatched Job ID = {child}"))?;
+    let evaluation = answer.text("EvalID");
+    if evaluation.is_empty() {
+        let job = context
+            .client
+            .get(&format!("/v1/job/{}", encode(child)), &[("namespace", job.namespace.as_str())])?;
+        context.line(match job.text("StatusDescription") {
+            "" => "It was dispatched before, with the same token".to_owned(),
+            why => format!("It {why}"),
+        })?;
+        return Ok(Exit::Success);
+    }
+    context.line(format!("Evaluation ID     = {evaluation}"))?;
+    if arguments.detach {
+        return Ok(Exit::Success);
+    }
+    context.line("")?;
+    monitor::follow_write(context, &answer, false, arguments.style)
+}
+
+fn body(arguments: &DispatchArgs) -> anyhow::Result<Value> {
+    let mut meta = Map::new();
+    for pair in &arguments.meta {
+        let Some((key, value)) = pair.split_once('=') else {
+            bail!("-meta {pair}: write it as KEY=VALUE");
+        };
+        meta.insert(key.to_owned(), value.into());
+    }
+    let payload = arguments.input.as_deref().map(read).transpose()?.unwrap_or_default();
+    Ok(json!({
+        "Payload": if payload.is_empty() { Value::Null } else { base64::encode(&payload).into() },
+        "Meta": meta,
+        "IdPrefixTemplate": arguments.id_prefix_template.as_deref().unwrap_or(""),
+        "Priority": arguments.priority.unwrap_or(0),
+    }))
+}
+
+fn read(input: &str) -> anyhow::Result<Vec<u8>> {
+    let reader: Box<dyn Read> = if input == "-" {
+        Box::new(std::io::stdin())
+    } else {
+        let file = std::fs::File::open(input);
+        Box::new(file.with_context(|| format!("cannot open the payload file {input}"))?)
+    };
+    let mut payload = Vec::new();
+    reader
+        .take(PAYLOAD_BYTES_READ_MAX)
+        .read_to_end(&mut payload)
+        .with_context(|| format!("cannot read the payload {input}"))?;
+    Ok(payload)
+}

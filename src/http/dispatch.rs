@@ -1,0 +1,247 @@
+//! Dispatch of parameterized jobs: `/v1/job/ID/dispatch`, and `/v1/job/ID/dispatch/batch` for many in one call.
+//!
+//! A dispatch with an idempotency token takes effect once, however often it is sent: the state machine knows the tokens of a job's children.
+//! A batch is cut into as few entries as their size allows. Each dispatch of it has an answer of its own; after a lost reply the answers are found
+//! again in the state, by token or by the id that was made for it.
+
+use std::collections::BTreeMap;
+
+use fsm::{
+    Command, EvaluationId, Index, JobKey, Rejection, Reply, State, Text,
+    command::DispatchAnswer,
+    job::{DispatchJob, Dispatched},
+    limits::{CHILD_NAME_BYTES_MAX, DISPATCHES_MAX},
+};
+use serde_json::{Value, json};
+
+use super::{answer::Answer, body::Fields, call::Call, error::Error, job::Target};
+use crate::{api::ReadMode, base64, clock};
+
+/// What the dispatches of one entry may hold, bytes: half of what an entry with plans may.
+const ENTRY_BYTES_MAX: usize = leader::limits::PLAN_ENTRY_BYTES_MAX / 2;
+/// What a dispatch costs in an entry beside what it holds.
+const DISPATCH_BYTES: usize = 256;
+
+/// One dispatch.
+pub(super) async fn one(call: &Call, target: &Target) -> Result<Answer, Error> {
+    let body = call.json()?;
+    let fields = Fields::of(&body)?;
+    if fields.text("JobID")?.is_some_and(|id| !id.is_empty() && id != target.id) {
+        return Err(Error::bad("JobID not same as job in request path"));
+    }
+    let parent = target.key(call)?;
+    let token = call.parameter("idempotency_token").unwrap_or("");
+    let mut child = dispatched(call, &parent, &fields, token)?;
+    child.evaluation = call.evaluation_id();
+    let children = vec![child];
+    let written = call.write(DispatchJob { parent: parent.clone(), children }.into()).await?;
+    let answer = match &written.reply {
+        Reply::Dispatched(answers) => answers.first(),
+        _ => None,
+    };
+    let answer = answer.ok_or_else(|| Error::internal("a dispatch has no answer".to_owned()))?;
+    let shown = shown(&parent, answer).map_err(Error::from)?;
+    call.answer_write(&written, shown)
+}
+
+/// Up to [`DISPATCHES_MAX`] dispatches.
+pub(super) async fn many(call: &Call, target: &Target) -> Result<Answer, Error> {
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    fields.known(&["Dispatches"])?;
+    let asked = fields.objects("Dispatches")?.unwrap_or_default();
+    if asked.is_empty() || asked.len() > DISPATCHES_MAX {
+        return Err(Error::bad(format!(
+            "Dispatches has {} entries, from 1 to {DISPATCHES_MAX} may be: cut the request",
+            asked.len()
+        )));
+    }
+    let parent = target.key(call)?;
+    let mut children = Vec::with_capacity(asked.len());
+    for (position, one) in asked.iter().enumerate() {
+        let token = match (one.text("IdempotencyToken")?.unwrap_or(""), call.request_id()) {
+            // Under an Idempotency-Key each dispatch is the same at each retry.
+            ("", Some(request)) => format!("{request}-{position}"),
+            (token, _) => token.to_owned(),
+        };
+        children.push(dispatched(call, &parent, one, &token)?);
+    }
+    let mut answers = Vec::with_capacity(children.len());
+    let mut last = None;
+    for part in entries(children) {
+        let command = DispatchJob { parent: parent.clone(), children: part.clone() };
+        // Tokens say what was done before: an entry has no key of its own.
+        let written = call.write_unkeyed(Command::DispatchJob(command)).await?;
+        match &written.reply {
+            Reply::Dispatched(made) if made.len() == part.len() => answers.extend(made.clone()),
+            _ => {
+                let timeout = call.options.timeout;
+                let state = call.api.read(ReadMode::Stale, written.index, timeout).await?.state;
+                answers.extend(part.iter().map(|child| found_again(&state, &parent, child)));
+            }
+        }
+        last = Some(written);
+    }
+    let written = last.ok_or_else(|| Error::internal("a batch has no entry".to_owned()))?;
+    let shown: Vec<Value> = answers.iter().map(|answer| shown_of_many(&parent, answer)).collect();
+    call.answer_write(&written, json!({ "Dispatched": shown }))
+}
+
+/// A dispatch as the request has it, with what the server makes up.
+fn dispatched(
+    call: &Call,
+    parent: &JobKey,
+    fields: &Fields<'_>,
+    token: &str,
+) -> Result<Dispatched, Error> {
+    let payload = fields.text("Payload")?.unwrap_or("");
+    let payload = base64::decode(payload)
+        .ok_or_else(|| Error::bad(format!("{}: expected base64", fields.place("Payload"))))?;
+    let meta: BTreeMap<Text, Text> = fields
+        .text_map("Meta")?
+        .into_iter()
+        .map(|(key, value)| (key.into(), value.into()))
+        .collect();
+    let priority = match fields.number("Priority")? {
+        None | Some(0) => None,
+        // One that does not fit is refused as any that is too high.
+        Some(priority) => Some(u16::try_from(priority).unwrap_or(u16::MAX)),
+    };
+    let prefix = fields.text("IdPrefixTemplate")?.unwrap_or("");
+    check_prefix(prefix, &fields.place("IdPrefixTemplate"))?;
+    Ok(Dispatched {
+        id: child_id(parent, prefix, call.api.new_id()),
+        payload,
+        meta,
+        priority,
+        token: token.into(),
+        evaluation: EvaluationId(call.api.new_id()),
+    })
+}
+
+/// A prefix becomes part of an id.
+fn check_prefix(prefix: &str, place: &str) -> Result<(), Error> {
+    let bad = prefix.chars().find(|c| c.is_whitespace() || c.is_control() || *c == '/');
+    if let Some(bad) = bad {
+        let text = format!("{place}: \"{}\" cannot be in an id: leave it out", bad.escape_debug());
+        return Err(Error::bad(text));
+    }
+    let max = CHILD_NAME_BYTES_MAX.saturating_sub("dispatch--1700000000-01234567".len() + 2);
+    if prefix.len() > max {
+        let text = format!("{place}: has {} bytes, at most {max} may be", prefix.len());
+        return Err(Error::bad(text));
+    }
+    Ok(())
+}
+
+fn child_id(parent: &JobKey, prefix: &str, random: [u8; 16]) -> Text {
+    let [a, b, c, d, ..] = random;
+    let number = u32::from_be_bytes([a, b, c, d]);
+    let dash = if prefix.is_empty() { "" } else { "-" };
+    let seconds = clock::wall_ms() / 1000;
+    format!("{}/dispatch-{prefix}{dash}{seconds}-{number:08x}", parent.id).into()
+}
+
+/// Dispatches by entry, in their order. The cut depends on what was sent alone.
+fn entries(children: Vec<Dispatched>) -> Vec<Vec<Dispatched>> {
+    let mut parts: Vec<Vec<Dispatched>> = Vec::new();
+    let mut room = 0usize;
+    for child in children {
+        let meta = child.meta.iter().map(|(key, value)| key.len() + value.len());
+        let bytes = DISPATCH_BYTES + child.payload.len() + child.token.len() + meta.sum::<usize>();
+        match parts.last_mut().filter(|_| bytes <= room) {
+            Some(part) => part.push(child),
+            None => {
+                parts.push(vec![child]);
+                room = ENTRY_BYTES_MAX;
+            }
+        }
+        room = room.saturating_sub(bytes);
+    }
+    parts
+}
+
+/// The answer to a dispatch whose entry was applied by an earlier attempt.
+fn found_again(state: &State, parent: &JobKey, child: &Dispatched) -> DispatchAnswer {
+    let made = JobKey { namespace: parent.namespace.clone(), id: child.id.clone() };
+    let by_token = state.children(parent).and_then(|all| all.tokens.get(&child.token)).cloned();
+    let row = state.jobs().get(&by_token.unwrap_or(made));
+    match row {
+        Some(row) => DispatchAnswer::Child {
+            name: row.key.id.rsplit_once('/').map_or("", |(_, own)| own).into(),
+            evaluation: None,
+            create_index: row.create_index,
+            found: true,
+        },
+        None => DispatchAnswer::Refused(Rejection::Invalid(
+            "it was refused, and the reason got lost with a reply: dispatch it alone".into(),
+        )),
+    }
+}
+
+fn shown(parent: &JobKey, answer: &DispatchAnswer) -> Result<Value, Rejection> {
+    match answer {
+        DispatchAnswer::Refused(why) => Err(why.clone()),
+        DispatchAnswer::Child { name, evaluation, create_index, found: _ } => Ok(json!({
+            "DispatchedJobID": format!("{}/{name}", parent.id),
+            "EvalID": evaluation.map_or_else(String::new, |id| id.to_string()),
+            "EvalCreateIndex": evaluation.map_or(0, |_| *create_index) as Index,
+            "JobCreateIndex": create_index,
+        })),
+    }
+}
+
+fn shown_of_many(parent: &JobKey, answer: &DispatchAnswer) -> Value {
+    let is_found = matches!(answer, DispatchAnswer::Child { found: true, .. });
+    let mut shown = match shown(parent, answer) {
+        Ok(shown) => shown,
+        Err(why) => json!({ "DispatchedJobID": "", "EvalID": "", "EvalCreateIndex": 0,
+            "JobCreateIndex": 0, "Error": why.to_string() }),
+    };
+    shown["Existed"] = is_found.into();
+    if shown["Error"].is_null() {
+        shown["Error"] = "".into();
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn child(bytes: usize) -> Dispatched {
+        Dispatched {
+            id: "t/dispatch-1-1".into(),
+            payload: vec![0; bytes],
+            meta: BTreeMap::new(),
+            priority: None,
+            token: "".into(),
+            evaluation: EvaluationId::default(),
+        }
+    }
+
+    #[test]
+    fn a_batch_is_cut_by_size_and_keeps_its_order() {
+        let lengths = |children: Vec<Dispatched>| -> Vec<usize> {
+            entries(children).iter().map(Vec::len).collect()
+        };
+        assert_eq!(lengths((0..1000).map(|_| child(10)).collect()), [1000]);
+        let full = (16 << 10) + DISPATCH_BYTES;
+        let each = ENTRY_BYTES_MAX / full;
+        assert_eq!(lengths((0..2 * each + 1).map(|_| child(16 << 10)).collect()), [each, each, 1]);
+        assert_eq!(lengths(vec![child(ENTRY_BYTES_MAX * 2), child(1)]), [1, 1]);
+        let cut = entries((0..100).map(|number| child(number * 200)).collect());
+        let sizes: Vec<usize> = cut.iter().flatten().map(|child| child.payload.len()).collect();
+        assert!(sizes.is_sorted());
+    }
+
+    #[test]
+    fn an_id_has_its_prefix_time_and_eight_digits() {
+        let parent = JobKey::new("default", "a/b");
+        let id = child_id(&parent, "x", [0xab; 16]);
+        assert!(id.starts_with("a/b/dispatch-x-") && id.ends_with("-abababab"), "{id}");
+        assert_eq!(JobKey::new("default", id).parent(), Some("a/b"));
+        assert!(check_prefix("a/b", "IdPrefixTemplate").is_err());
+        assert!(check_prefix(&"x".repeat(160), "IdPrefixTemplate").is_err());
+    }
+}
