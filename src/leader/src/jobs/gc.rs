@@ -3,7 +3,8 @@
 //! It owns a timer and a place in the walk, nothing else. The rules are [`fsm::State`]'s, which
 //! judges each row again when the command is applied; a command that was lost is found again by the
 //! next walk. Order: jobs first, because what a job leaves behind is free once it is gone, then
-//! evaluations with their allocations. A walk with all cut-offs at the present
+//! evaluations with their allocations, then allocations whose evaluation was deleted, then
+//! deployments. A walk with all cut-offs at the present
 //! ([`GarbageCollector::forced`]) needs no leader: anyone may propose it.
 
 use fsm::{
@@ -58,6 +59,8 @@ impl GcConfig {
 enum Place {
     Jobs(JobKey),
     Evaluations(EvaluationId),
+    /// Allocations whose evaluation was deleted by an operator.
+    Orphans(AllocationId),
     Deployments(DeploymentId),
     End,
 }
@@ -189,7 +192,9 @@ fn step(walk: &mut Walk, state: &State) -> Option<Batch> {
             }
         },
         Place::Evaluations(from) => evaluations(*from, &walk.cutoffs, state, &mut batch)
-            .map_or(Place::Deployments(DeploymentId::default()), Place::Evaluations),
+            .map_or(Place::Orphans(AllocationId::default()), Place::Evaluations),
+        Place::Orphans(from) => orphans(*from, &walk.cutoffs, state, &mut batch)
+            .map_or(Place::Deployments(DeploymentId::default()), Place::Orphans),
         Place::Deployments(from) => deployments(*from, &walk.cutoffs, state, &mut batch)
             .map_or(Place::End, Place::Deployments),
         Place::End => return None,
@@ -236,6 +241,25 @@ fn evaluations(
     None
 }
 
+/// Answers with the allocation to go on with. No evaluation leads to these.
+fn orphans(
+    from: AllocationId,
+    cutoffs: &Cutoffs,
+    state: &State,
+    batch: &mut Batch,
+) -> Option<AllocationId> {
+    for (seen, row) in state.allocations().iter_from(&from).enumerate() {
+        if seen >= limits::GC_SLICE_MAX || batch.len() >= limits::GC_BATCH_MAX {
+            return Some(row.id);
+        }
+        let is_orphan = !state.evaluations().contains(&row.evaluation);
+        if is_orphan && state.is_allocation_collectable(row, cutoffs) {
+            batch.allocations.push(row.id);
+        }
+    }
+    None
+}
+
 /// Answers with the deployment to go on with.
 fn deployments(
     from: DeploymentId,
@@ -256,7 +280,12 @@ fn deployments(
 
 #[cfg(test)]
 mod tests {
-    use fsm::{Allocation, ClientStatus, EvaluationStatus, JobKind, JobStatus, testing::Driver};
+    use fsm::{
+        Allocation, ClientStatus, EvaluationStatus, JobKind, JobStatus,
+        evaluation::DeleteEvaluations,
+        settings::{SchedulerConfiguration, SetSchedulerConfiguration},
+        testing::Driver,
+    };
 
     use super::*;
 
@@ -330,6 +359,32 @@ mod tests {
         assert!(driver.state.jobs().is_empty() && driver.state.job_versions().is_empty());
         assert!(driver.state.allocations().is_empty() && driver.state.evaluations().is_empty());
         assert_eq!(GarbageCollector::forced(driver.now, &driver.state), []);
+    }
+
+    fn pausing_broker(pause_eval_broker: bool) -> Command {
+        let configuration = SchedulerConfiguration { pause_eval_broker, ..Default::default() };
+        let keep_node_life = false;
+        let change =
+            SetSchedulerConfiguration { configuration, keep_node_life, enforce_index: None };
+        Command::SetSchedulerConfiguration(change)
+    }
+
+    /// An allocation is collected also when an operator has deleted its evaluation.
+    #[test]
+    fn allocations_without_an_evaluation_are_collected() {
+        let mut driver = Driver::default();
+        let id = ended(&mut driver, "t");
+        driver.accept(pausing_broker(true));
+        let ids = driver.state.evaluations().iter().map(|row| row.id).collect();
+        driver.accept(Command::DeleteEvaluations(DeleteEvaluations { ids }));
+        driver.accept(pausing_broker(false));
+        assert!(driver.state.evaluations().is_empty() && driver.state.allocations().contains(&id));
+        let start = driver.now;
+        let mut collector = begun_at(start);
+        run(&mut collector, &mut driver, start + HOUR_MS);
+        assert!(driver.state.allocations().contains(&id), "not before its threshold");
+        run(&mut collector, &mut driver, start + 2 * HOUR_MS);
+        assert!(driver.state.allocations().is_empty());
     }
 
     /// A large collection comes in batches below the maximum, and none is forgotten, also when
