@@ -100,6 +100,7 @@ impl Shared {
             evaluation: EvaluationId(evaluation),
             evaluation_priority: None,
             submission: None,
+            preserve_counts: false,
         })
     }
 

@@ -329,6 +329,7 @@ impl Operator {
             evaluation: EvaluationId(rt::random_id()),
             evaluation_priority: None,
             submission: None,
+            preserve_counts: false,
         });
         drop(self.ask("register a job of another kind", command).await);
     }
@@ -404,6 +405,7 @@ impl Operator {
             evaluation: EvaluationId(rt::random_id()),
             evaluation_priority: None,
             submission: None,
+            preserve_counts: false,
         });
         let what = format!("{operation}: service-{service} as {wish:?}");
         let answer = self.ask(&what, command).await;

@@ -434,6 +434,7 @@ async fn register(world: World, spec: JobSpec) {
         evaluation: EvaluationId(rt::random_id()),
         evaluation_priority: None,
         submission: None,
+        preserve_counts: false,
     });
     insist(&world, &id, command, |reply| {
         matches!(

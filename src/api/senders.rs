@@ -26,6 +26,7 @@ fn row(command: &Command) -> (&'static str, Senders) {
         Command::DeregisterJob(_) => ("DeregisterJob", Clients),
         Command::EvaluateJob(_) => ("EvaluateJob", Clients),
         Command::MarkJobVersion(_) => ("MarkJobVersion", Clients),
+        Command::ScaleJob(_) => ("ScaleJob", Clients),
         Command::RegisterNode(_) => ("RegisterNode", Agents),
         Command::NodeReadiness(_) => ("NodeReadiness", Agents),
         Command::NodeShortage(_) => ("NodeShortage", Agents),

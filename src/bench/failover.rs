@@ -86,5 +86,6 @@ fn registration(name: &Text) -> anyhow::Result<Command> {
         evaluation: EvaluationId(fresh_id()),
         evaluation_priority: None,
         submission: None,
+        preserve_counts: false,
     }))
 }

@@ -160,6 +160,7 @@ async fn follow(
             evaluation: EvaluationId(fresh_id()),
             evaluation_priority: None,
             submission: None,
+            preserve_counts: false,
         }));
     }
     let lanes = writes::lanes(&[&cluster.leader().rpc], 2, REGISTER_IN_FLIGHT, false).await?;

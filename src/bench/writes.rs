@@ -129,6 +129,7 @@ impl Registrations {
             evaluation: EvaluationId(fresh_id()),
             evaluation_priority: None,
             submission: None,
+            preserve_counts: false,
         })
     }
 }

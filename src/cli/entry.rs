@@ -24,11 +24,12 @@ use super::operator::OperatorCommand;
 use super::output::Output;
 use super::pool::PoolCommand;
 use super::provider::ProviderCommand;
+use super::scaling::ScalingCommand;
 use super::system::SystemCommand;
 use super::up::UpArgs;
 use super::{
     agent, alloc, argv, bench, capacity, demo_web, deployment, eval, instance, job, namespace,
-    node, operator, pool, process, provider, server, status, system, unbuilt, up,
+    node, operator, pool, process, provider, scaling, server, status, system, unbuilt, up,
 };
 use crate::bench::BenchCommand;
 
@@ -86,6 +87,9 @@ enum Command {
     /// Inspect and steer how versions of jobs are rolled out
     #[command(subcommand)]
     Deployment(DeploymentCommand),
+    /// Inspect what autoscalers act by
+    #[command(subcommand)]
+    Scaling(ScalingCommand),
     /// Inspect evaluations
     #[command(subcommand)]
     Eval(EvalCommand),
@@ -150,6 +154,7 @@ impl Command {
             | Self::Eval(_)
             | Self::Namespace(_)
             | Self::Deployment(_)
+            | Self::Scaling(_)
             | Self::Operator(_)
             | Self::System(_)
             | Self::Run(_)
@@ -263,6 +268,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Eval(command) => eval::run(context, &command),
         Command::Namespace(command) => namespace::run(context, &command),
         Command::Deployment(command) => deployment::run(context, &command),
+        Command::Scaling(command) => scaling::run(context, &command),
         Command::Operator(command) => operator::run(context, &command),
         Command::System(command) => system::run(context, &command),
         Command::Bench(command) => bench::run(context, &command),

@@ -31,6 +31,7 @@ mod pool;
 mod process;
 mod provider;
 mod resolve;
+mod scaling;
 mod server;
 mod signal;
 mod stats;

@@ -59,6 +59,13 @@ pub(crate) const DEPLOYMENT: Noun = Noun {
     columns: &[("ID", "ID"), ("Job", "JobID"), ("Version", "JobVersion"), ("Status", "Status")],
     by_name: false,
 };
+/// Scaling policies.
+pub(crate) const SCALING_POLICY: Noun = Noun {
+    name: "scaling policy",
+    list_paths: &["/v1/scaling/policies"],
+    columns: &[("ID", "ID"), ("Type", "Type"), ("Target", "Target")],
+    by_name: false,
+};
 /// Evaluations.
 pub(crate) const EVALUATION: Noun = Noun {
     name: "evaluation",

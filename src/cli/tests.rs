@@ -4,6 +4,7 @@
 mod agents;
 mod capacity;
 mod pools;
+mod scaling;
 mod unbuilt;
 
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use super::argv::KnownFlags;
 
 /// Commands, or the first words of several, and what to do instead.
-const COMMANDS: [(&str, &str); 62] = [
+const COMMANDS: [(&str, &str); 59] = [
     (
         "acl",
         "there is no access control: let only those reach the API who may use it (SECURITY.md)",
@@ -33,8 +33,6 @@ const COMMANDS: [(&str, &str); 62] = [
     ("job init", "begin with a file of examples/"),
     ("job periodic", "run the job from cron with `job run`"),
     ("job restart", "restart its allocations with `alloc restart`"),
-    ("job scale", "change `count` in the file, and `job run` it"),
-    ("job scaling-events", "`job history` shows the versions"),
     ("job start", "register it again with `job run`"),
     ("license", "there is none to look at"),
     (
@@ -72,10 +70,6 @@ const COMMANDS: [(&str, &str); 62] = [
     ("plugin", "there are no volumes: use folders of the host"),
     ("quota", "limit a node pool, or a job's `count`"),
     ("recommendation", "`alloc status -stats` shows what a task uses"),
-    (
-        "scaling",
-        "change `count` in the file, and `job run` it; pools of machines grow by themselves (docs/pools.md)",
-    ),
     ("sentinel", "check files before `job run`, for example with `job validate`"),
     ("server force-leave", "a dead server is replaced by one that joins (docs/operations.md)"),
     (

@@ -287,6 +287,7 @@ fn rows_of(state: &State, table: TableId) -> usize {
         TableId::CapacitySources => state.capacity_sources().len(),
         TableId::CapacityTargets => state.capacity_targets().len(),
         TableId::Deployments => state.deployments().len(),
+        TableId::GroupScalings => state.group_scalings().len(),
         TableId::SchedulerConfiguration
         | TableId::ProviderLimits
         | TableId::ProviderLists

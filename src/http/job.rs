@@ -20,7 +20,7 @@ use super::{
     call::{Call, Namespaces},
     deployment, dispatch,
     error::Error,
-    job_plan, job_versions, jobs_bridge, view, writes,
+    job_plan, job_versions, jobs_bridge, scaling, view, writes,
 };
 use crate::api::Written;
 
@@ -30,7 +30,7 @@ const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocati
 const REGION_ANY: &str = "global";
 
 /// Verbs behind a job id that are answered, with the methods they take.
-const VERBS: [(&str, &str); 14] = [
+const VERBS: [(&str, &str); 15] = [
     ("evaluate", "write"),
     ("plan", "write"),
     ("dispatch", "write"),
@@ -45,9 +45,10 @@ const VERBS: [(&str, &str); 14] = [
     ("deployments", "read"),
     ("deployment", "read"),
     ("submission", "read"),
+    ("scale", "read or write"),
 ];
 /// Nomad's other verbs.
-const VERBS_UNSUPPORTED: [&str; 6] = ["payload", "scale", "services", "actions", "action", "force"];
+const VERBS_UNSUPPORTED: [&str; 5] = ["payload", "services", "actions", "action", "force"];
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -105,6 +106,7 @@ impl Target {
         }
         match VERBS.iter().find(|(name, _)| *name == self.verb) {
             Some((_, "tag")) if kind != "read" => Ok(()),
+            Some((_, "read or write")) if kind != "delete" => Ok(()),
             Some((_, takes)) if *takes != kind => {
                 Err(Error::wrong_method(&call.method, call.uri.path()))
             }
@@ -160,6 +162,7 @@ async fn read(call: Call) -> Result<Answer, Error> {
         "deployments" => deployment::of_job(&call, &key).await,
         "deployment" => deployment::latest_of_job(&call, &key).await,
         "submission" => submission(&call, &key).await,
+        "scale" => scaling::status(&call, &key).await,
         other => Err(Error::unsupported(&format!("job {other}"))),
     }
 }
@@ -252,6 +255,7 @@ async fn write(call: Call) -> Result<Answer, Error> {
         "revert" => job_versions::revert(&call, &target).await,
         "stable" => job_versions::stable(&call, &target).await,
         "tag" => job_versions::tag(&call, &target).await,
+        "scale" => scaling::scale(&call, &target).await,
         other => Err(Error::unsupported(&format!("job {other}"))),
     }
 }
@@ -263,10 +267,8 @@ async fn register(call: Call) -> Result<Answer, Error> {
 async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
-    for name in ["PreserveCounts", "PreserveResources"] {
-        if fields.flag(name)? {
-            return Err(Error::bad(format!("{name} is not supported by this server")));
-        }
+    if fields.flag("PreserveResources")? {
+        return Err(Error::bad("PreserveResources is not supported by this server"));
     }
     let enforce_index = if fields.flag("EnforceIndex")? {
         Some(fields.number("JobModifyIndex")?.unwrap_or(0))
@@ -290,6 +292,7 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
         evaluation: call.evaluation_id(),
         evaluation_priority,
         submission: submission.map(Arc::new),
+        preserve_counts: fields.flag("PreserveCounts")?,
     });
     let written = call.write(command).await?;
     let mut answer = job_reply(&written);

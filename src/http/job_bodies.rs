@@ -96,6 +96,7 @@ mod tests {
             evaluation,
             evaluation_priority: None,
             submission: None,
+            preserve_counts: false,
         });
         let proposal = Proposal { at: 1, epoch: None, request: None, command };
         state.apply(1, 1, &proposal, &mut changes);

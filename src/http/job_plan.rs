@@ -97,6 +97,7 @@ fn predict(
     let command = Command::RegisterJob(RegisterJob {
         spec,
         submission: None,
+        preserve_counts: false,
         enforce_index: None,
         evaluation,
         evaluation_priority: None,

@@ -96,6 +96,7 @@ pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error
     let command = Command::RegisterJob(RegisterJob {
         spec: row.spec.clone(),
         submission: row.submission.clone(),
+        preserve_counts: false,
         enforce_index: Some(index),
         evaluation: call.evaluation_id(),
         evaluation_priority: None,

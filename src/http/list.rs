@@ -3,7 +3,10 @@
 //! A page token is the key of the first row of the next page, so pages stay right while rows come and go.
 
 use bytes::Bytes;
-use fsm::{AllocationId, DeploymentId, EvaluationId, Index, InstanceId, JobKey, NodeId, Text};
+use fsm::{
+    AllocationId, DeploymentId, EvaluationId, Index, InstanceId, JobKey, NodeId, ScalingPolicyId,
+    Text,
+};
 use serde_json::Value;
 
 use super::{call::Call, error::Error, filter::Filter};
@@ -65,7 +68,7 @@ macro_rules! by_id {
         }
     })*};
 }
-by_id!(NodeId, InstanceId);
+by_id!(NodeId, InstanceId, ScalingPolicyId);
 
 macro_rules! created {
     ($($id:ty),*) => {$(impl PageKey for (Index, $id) {

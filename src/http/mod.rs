@@ -40,6 +40,7 @@ mod node_life;
 mod node_pool;
 mod operator;
 pub mod rival;
+mod scaling;
 mod search;
 mod status;
 mod system;
@@ -134,6 +135,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         .merge(evaluation::routes())
         .merge(deployment::routes())
         .merge(node::routes())
+        .merge(scaling::routes())
         .merge(search::routes())
         .merge(node_pool::routes())
         .merge(instance_pool::routes())

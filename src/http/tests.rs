@@ -13,6 +13,7 @@ mod pools;
 mod proxy;
 mod random;
 mod routes;
+mod scaling;
 mod schedulers;
 mod search;
 mod shapes;

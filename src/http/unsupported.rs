@@ -12,8 +12,7 @@ use serde_json::json;
 use super::{Context, answer::Answer, call::Call, error::Error};
 
 /// Lists of things that cannot exist here.
-const EMPTY: [&str; 5] =
-    ["/v1/volumes", "/v1/plugins", "/v1/services", "/v1/scaling/policies", "/v1/vars"];
+const EMPTY: [&str; 4] = ["/v1/volumes", "/v1/plugins", "/v1/services", "/v1/vars"];
 
 const READ: MethodFilter = MethodFilter::GET;
 /// Nomad takes both for a write.
@@ -23,7 +22,7 @@ const READ_WRITE: MethodFilter = READ.or(WRITE);
 const ALL: MethodFilter = READ_WRITE.or(DELETE);
 
 /// Paths that are refused by name, with the methods that Nomad takes there.
-const REFUSED: [(&str, MethodFilter); 59] = [
+const REFUSED: [(&str, MethodFilter); 58] = [
     ("/.well-known/jwks.json", READ),
     ("/.well-known/openid-configuration", READ),
     ("/v1/acl/auth-method", WRITE),
@@ -71,7 +70,6 @@ const REFUSED: [(&str, MethodFilter); 59] = [
     ("/v1/operator/snapshot", READ_WRITE),
     ("/v1/operator/upgrade-check/{*check}", READ),
     ("/v1/plugin/csi/{id}", READ),
-    ("/v1/scaling/policy/{id}", READ),
     ("/v1/service/{name}", READ),
     ("/v1/service/{name}/{id}", DELETE),
     ("/v1/var/{*path}", ALL),

@@ -11,6 +11,7 @@ mod member;
 mod node;
 mod node_state;
 mod pool;
+mod scaling;
 mod settings;
 mod task_event;
 
@@ -23,6 +24,7 @@ pub(crate) use member::{member, raft_server};
 pub(crate) use node::{node, node_stub};
 pub(crate) use node_state::{mass_loss, offline_node};
 pub(crate) use pool::{instance, instance_pool};
+pub(crate) use scaling::{scale_status, scaling_policy, scaling_policy_stub};
 pub(crate) use settings::{namespace, node_pool, scheduler_configuration};
 
 use std::{collections::BTreeMap, fmt::Display};

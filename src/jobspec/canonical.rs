@@ -49,13 +49,17 @@ fn canonicalize_group(group: &mut Map<String, Value>, inherited: &Inherited) {
     let kind = inherited.kind.as_str();
     let name = text(group, "Name").unwrap_or_default();
     let disk = json!({"Migrate": false, "SizeMB": 300, "Sticky": false});
+    let min = group.get("Scaling").and_then(|scaling| scaling.get("Min")).cloned();
+    let count = min.filter(|min| !min.is_null()).unwrap_or_else(|| json!(1));
     fill(
         group,
         json!({
-            "Name": name, "Count": 1, "PreventRescheduleOnLost": false,
+            "Name": name, "Count": count, "PreventRescheduleOnLost": false,
             "EphemeralDisk": disk, "RestartPolicy": restart_default(kind),
         }),
     );
+    let least = group.get("Count").cloned().unwrap_or_default();
+    within(group, "Scaling", &json!({"Enabled": true, "Min": least, "Type": "horizontal"}));
     within(group, "EphemeralDisk", &disk);
     within(group, "RestartPolicy", &restart_default(kind));
     inherit(group, "Update", inherited.update.as_ref(), None);

@@ -36,7 +36,7 @@ pub use convert::{Conversion, FieldError, to_spec};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::job_diff;
 pub use pool::{capacity_group_json, instance_pool_json, instance_pool_of, parse_pool, price_json};
-pub use view::{JobFields, job_json};
+pub use view::{JobFields, job_json, scaling_policy};
 
 use diagnostic::Sink;
 

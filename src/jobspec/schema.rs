@@ -187,13 +187,13 @@ static GROUP: Block = Block {
         one("update", "Update", &UPDATE),
         one("migrate", "Migrate", &MIGRATE),
         one("ephemeral_disk", "EphemeralDisk", &EPHEMERAL_DISK),
+        one("scaling", "Scaling", &SCALING),
         text_map("meta", "Meta"),
     ],
     unsupported: &[
         "volume",
         "vault",
         "consul",
-        "scaling",
         "disconnect",
         "max_client_disconnect",
         "stop_after_client_disconnect",
@@ -359,6 +359,16 @@ static DISPATCH_PAYLOAD: Block = plain(&[text("file", "File")]);
 
 static EPHEMERAL_DISK: Block =
     plain(&[integer("size", "SizeMB"), boolean("sticky", "Sticky"), boolean("migrate", "Migrate")]);
+
+static SCALING: Block = Block {
+    blocks: &[free("policy", "Policy")],
+    ..plain(&[
+        boolean("enabled", "Enabled"),
+        integer("min", "Min"),
+        integer("max", "Max"),
+        text("type", "Type"),
+    ])
+};
 
 static NETWORK: Block = Block {
     label: Label::None,

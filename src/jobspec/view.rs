@@ -7,7 +7,7 @@ use fsm::{
     Index, JobKind, JobSpec, JobStatus, TaskGroup, Text, TimeMs,
     job::{
         Affinity, Constraint, DelayFunction, MigrateStrategy, Network, ReschedulePolicy,
-        RestartPolicy, Spread, Task, UpdateStrategy,
+        RestartPolicy, Scaling, Spread, Task, UpdateStrategy,
     },
 };
 use serde_json::{Value, json};
@@ -111,7 +111,7 @@ fn group_json(group: &TaskGroup, kind: JobKind) -> Value {
         "PreventRescheduleOnLost": false,
         "ReschedulePolicy": group.reschedule.map(reschedule),
         "RestartPolicy": restart(group.restart),
-        "Scaling": Value::Null,
+        "Scaling": group.scaling.as_ref().map(scaling),
         "Services": services(group),
         "ShutdownDelay": (group.shutdown_delay_ms > 0).then(|| nanoseconds(group.shutdown_delay_ms)),
         "Spreads": spreads(&group.spreads),
@@ -258,6 +258,22 @@ fn network_json(network: &Network) -> Value {
         "Mode": network.mode(),
         "ReservedPorts": ports(true),
     })
+}
+
+/// As it was written; its id and indexes are those of `/v1/scaling/policies`.
+fn scaling(scaling: &Scaling) -> Value {
+    json!({
+        "Enabled": scaling.enabled,
+        "Max": scaling.max,
+        "Min": scaling.min,
+        "Policy": scaling_policy(scaling),
+        "Type": scaling.kind,
+    })
+}
+
+/// What an autoscaler reads; null: nothing.
+pub fn scaling_policy(scaling: &Scaling) -> Value {
+    serde_json::from_str(&scaling.policy_json).unwrap_or_default()
 }
 
 fn services(group: &TaskGroup) -> Value {

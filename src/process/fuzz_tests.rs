@@ -99,8 +99,16 @@ fn frame(dice: &mut Dice) -> Bytes {
         let spec = Arc::new(fsm::testing::job("web", JobKind::Service, 2));
         let (enforce_index, evaluation_priority) = (None, None);
         let evaluation = fsm::EvaluationId([7; 16]);
-        RegisterJob { spec, enforce_index, evaluation, evaluation_priority, submission: None }
-            .into()
+        let (submission, preserve_counts) = (None, false);
+        RegisterJob {
+            spec,
+            enforce_index,
+            evaluation,
+            evaluation_priority,
+            submission,
+            preserve_counts,
+        }
+        .into()
     } else {
         UpsertNamespace { namespace: Namespace { name: "n".into(), ..Namespace::default() } }.into()
     };

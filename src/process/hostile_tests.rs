@@ -242,6 +242,7 @@ fn a_job_of_four_billion_instances_is_refused() {
         evaluation: fsm::EvaluationId([7; 16]),
         evaluation_priority: None,
         submission: None,
+        preserve_counts: false,
     };
     let reply = write(&servers, leader, command.into(), 0).unwrap();
     let Reply::Rejected(Rejection::Invalid(why)) = reply else { panic!("{reply:?}") };

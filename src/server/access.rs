@@ -13,7 +13,7 @@ use fsm::{
     capacity::MoveMembers,
     codec,
     deployment::{FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth},
-    job::{DeregisterJob, DispatchJob, EvaluateJob, RegisterJob},
+    job::{DeregisterJob, DispatchJob, EvaluateJob, RegisterJob, ScaleJob},
     node::{
         AdvanceDrains, EvaluateNode, NodeLiveness, NodeReadiness, NodeShortage, ReapNode,
         RegisterNode, SetDrain, SetEligibility,
@@ -331,6 +331,7 @@ fn without_fresh_ids(mut command: Command) -> Command {
         Command::RegisterJob(RegisterJob { evaluation, .. })
         | Command::DeregisterJob(DeregisterJob { evaluation, .. })
         | Command::EvaluateJob(EvaluateJob { evaluation, .. })
+        | Command::ScaleJob(ScaleJob { evaluation, .. })
         | Command::PromoteDeployment(PromoteDeployment { evaluation, .. })
         | Command::FailDeployment(FailDeployment { evaluation, .. })
         | Command::PauseDeployment(PauseDeployment { evaluation, .. })

@@ -16,7 +16,7 @@ use fsm::{
     Command, EvaluationId, Index, JobKind, NodeId, Proposal, State,
     allocation::StopAllocation,
     codec,
-    job::{DeregisterJob, EvaluateJob, RegisterJob},
+    job::{DeregisterJob, EvaluateJob, RegisterJob, ScaleJob},
 };
 use leader::{
     Lease, LogLine, PlanAnswer, Services,
@@ -531,6 +531,7 @@ fn evaluation_of(command: &Command) -> Option<EvaluationId> {
     if let Command::RegisterJob(RegisterJob { evaluation, .. })
     | Command::DeregisterJob(DeregisterJob { evaluation, .. })
     | Command::EvaluateJob(EvaluateJob { evaluation, .. })
+    | Command::ScaleJob(ScaleJob { evaluation, .. })
     | Command::StopAllocation(StopAllocation { evaluation, .. }) = command
     {
         return Some(*evaluation);

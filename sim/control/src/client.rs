@@ -9,7 +9,7 @@ use fsm::{
     gc::{CollectGarbage, Cutoffs},
     job::{
         Constraint, DelayFunction, DeregisterJob, EvaluateJob, Network, PortAsk, RegisterJob,
-        ReschedulePolicy, UpdateStrategy,
+        ReschedulePolicy, ScaleJob, UpdateStrategy,
     },
     node::{Drain, EvaluateNode, ReapNode, SetDrain, SetEligibility},
     session::Request,
@@ -201,6 +201,7 @@ impl World {
                     evaluation,
                     evaluation_priority: None,
                     submission: None,
+                    preserve_counts: false,
                 })
             }
             9 | 10 => {
@@ -212,7 +213,17 @@ impl World {
                     evaluation_priority: None,
                 })
             }
-            11..13 => Command::EvaluateJob(EvaluateJob { job, evaluation }),
+            11 => Command::EvaluateJob(EvaluateJob { job, evaluation }),
+            12 => Command::ScaleJob(ScaleJob {
+                job,
+                group: fsm::testing::GROUP.into(),
+                count: (!dice.percent(15)).then(|| u32::from(evaluation.0[1] % 6)),
+                enforce_index: None,
+                message: "drawn".into(),
+                error: dice.percent(10),
+                meta_json: "".into(),
+                evaluation,
+            }),
             13 | 14 => {
                 let ids: Vec<_> =
                     self.log.truth().allocations_of_job(&job).map(|row| row.id).collect();

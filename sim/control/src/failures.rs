@@ -82,6 +82,7 @@ impl World {
                 evaluation,
                 evaluation_priority,
                 submission: None,
+                preserve_counts: false,
             }));
         }
         for _ in 0..dice.between(1, 3) {

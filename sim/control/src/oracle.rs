@@ -557,6 +557,7 @@ fn note_command(
         | Command::DeregisterJob(_)
         | Command::EvaluateJob(_)
         | Command::MarkJobVersion(_)
+        | Command::ScaleJob(_)
         | Command::RegisterNode(_)
         | Command::NodeReadiness(_)
         | Command::NodeShortage(_)

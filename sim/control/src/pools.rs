@@ -295,6 +295,7 @@ impl World {
                     evaluation,
                     evaluation_priority,
                     submission: None,
+                    preserve_counts: false,
                 })
             }
             6..9 => {

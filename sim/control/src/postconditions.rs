@@ -12,7 +12,7 @@ use fsm::{
     Reply, State,
     allocation::{NodeReport, StopAllocation, UpdateAllocations},
     evaluation::UpdateEvaluations,
-    job::{DeregisterJob, RegisterJob},
+    job::{DeregisterJob, RegisterJob, ScaleJob},
     node::{
         AdvanceDrains, Drain, EndSuspensions, GainKey, LivenessChange, NodeLiveness, ReapNode,
         RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
@@ -58,6 +58,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
             entry.job_ended(job, *purge, found);
         }
         Command::EvaluateJob(_) => entry.evaluation_made(found),
+        Command::ScaleJob(command) => entry.scaled(command, found),
         Command::RegisterNode(RegisterNode { node, identity, description, .. }) => {
             entry.node_registered(*node, identity, found);
             let there = entry.after.nodes().get(node);
@@ -302,6 +303,37 @@ impl Entry<'_> {
         }
         if !self.has_new_evaluation(key) {
             found.push(format!("I18: nobody evaluates {key}"));
+        }
+        self.evaluation_made(found);
+    }
+
+    /// A count that was taken is that of the current version, which keeps all else; what was said is the newest event.
+    fn scaled(&self, command: &ScaleJob, found: &mut Found) {
+        let ScaleJob { job: key, group, count, .. } = command;
+        let spec = |state: &State| {
+            let row = state.jobs().get(key)?;
+            Some(JobSpec::clone(state.current_spec(row)?))
+        };
+        let expected = spec(self.before).map(|mut spec| {
+            for one in spec.groups.iter_mut().filter(|one| one.name == *group) {
+                one.count = count.unwrap_or(one.count);
+            }
+            spec
+        });
+        if spec(self.after) != expected {
+            found.push(format!("P-scale: {group} of {key} is not {count:?}, or more has changed"));
+        }
+        let rolling = |state: &State| state.active_deployment(key).is_some();
+        if count.is_some() && rolling(self.before) {
+            found.push(format!("P-scale: {key} was scaled in the middle of a deployment"));
+        }
+        let rows = self.after.scalings_of(key);
+        let newest = rows.iter().find(|row| row.group == *group).and_then(|row| row.events.first());
+        if newest.is_none_or(|event| (event.create_index, event.count) != (self.index(), *count)) {
+            found.push(format!("P-scale: the event of {group} of {key} is not the newest"));
+        }
+        if count.is_some() && !self.has_new_evaluation(key) {
+            found.push(format!("I18: nobody evaluates {key}, which was scaled"));
         }
         self.evaluation_made(found);
     }

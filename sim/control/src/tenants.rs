@@ -89,6 +89,7 @@ impl World {
                     evaluation,
                     evaluation_priority,
                     submission: None,
+                    preserve_counts: false,
                 })
             }
             5 | 6 => Command::EvaluateJob(EvaluateJob { job: key, evaluation }),

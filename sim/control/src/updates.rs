@@ -60,6 +60,7 @@ impl World {
                     evaluation,
                     evaluation_priority,
                     submission: None,
+                    preserve_counts: false,
                 }));
             }
             [] => {

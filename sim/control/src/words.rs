@@ -5,7 +5,7 @@ use fsm::{
     allocation::{StopAllocation, UpdateAllocations},
     evaluation::UpdateEvaluations,
     gc::CollectGarbage,
-    job::{DeregisterJob, EvaluateJob, MarkJobVersion, RegisterJob},
+    job::{DeregisterJob, EvaluateJob, MarkJobVersion, RegisterJob, ScaleJob},
     node::{
         AdvanceDrains, NodeLiveness, NodeReadiness, ReapNode, RegisterNode, SetDrain,
         SetEligibility,
@@ -56,6 +56,9 @@ pub(crate) fn of(command: &Command) -> String {
         }
         Command::MarkJobVersion(MarkJobVersion { job, mark }) => {
             format!("MarkJobVersion {} {mark:?}", job.id)
+        }
+        Command::ScaleJob(ScaleJob { job, group, count, evaluation, .. }) => {
+            format!("ScaleJob {} {group} {count:?} evaluation {}", job.id, short(evaluation))
         }
         Command::RegisterNode(RegisterNode { node: id, identity, .. }) => {
             format!("RegisterNode {} identity {}", node(*id), identity[0])

@@ -6,6 +6,7 @@ mod diff;
 mod dispatch;
 mod plan;
 mod run;
+mod scale;
 mod status;
 mod versions;
 
@@ -66,6 +67,14 @@ pub(crate) enum JobCommand {
     /// Name versions of a job; a named one is kept
     #[command(subcommand)]
     Tag(versions::TagCommand),
+    /// Set the count of a group
+    #[command(
+        after_help = "Examples:\n  quorate job scale web 5\n  quorate job scale web api 5                 of several groups"
+    )]
+    Scale(scale::ScaleArgs),
+    /// List what was done and said about the counts of a job
+    #[command(after_help = "Examples:\n  quorate job scaling-events web")]
+    ScalingEvents(scale::EventsArgs),
     /// List the deployments of a job
     #[command(
         after_help = "Examples:\n  quorate job deployments web\n  quorate job deployments -latest web"
@@ -161,6 +170,8 @@ pub(crate) fn run(context: &Context, command: &JobCommand) -> Outcome {
         JobCommand::Plan(arguments) => plan::run(context, arguments),
         JobCommand::Revert(arguments) => versions::revert(context, arguments),
         JobCommand::Tag(command) => versions::tag(context, command),
+        JobCommand::Scale(arguments) => scale::scale(context, arguments),
+        JobCommand::ScalingEvents(arguments) => scale::events(context, arguments),
         JobCommand::Inspect(arguments) => inspect(context, arguments),
         JobCommand::Eval(arguments) => evaluate(context, arguments),
         JobCommand::Validate(arguments) => validate(context, arguments),

@@ -90,8 +90,8 @@ job promote
 job restart
 job revert
 job run: check-index consul-namespace detach eval-priority hcl2-strict json output policy-override preserve-counts preserve-resources ui var var-file vault-namespace verbose
-job scale
-job scaling-events
+job scale: check-index detach verbose
+job scaling-events: verbose
 job start
 job status: all-allocs evals json short t ui verbose
 job stop: detach eval-priority global no-shutdown-delay purge verbose yes
@@ -190,8 +190,8 @@ recommendation list
 run
 scaling
 scaling policy
-scaling policy info
-scaling policy list
+scaling policy info: json t verbose
+scaling policy list: job json t type verbose
 sentinel
 sentinel apply
 sentinel delete

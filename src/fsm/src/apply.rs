@@ -200,6 +200,7 @@ impl<'a> Turn<'a> {
             Command::ExpireDeployments(command) => Ok(self.expire_deployments(command)),
             Command::DeleteEvaluations(command) => self.delete_evaluations(command),
             Command::DispatchJob(command) => self.dispatch_job(command),
+            Command::ScaleJob(command) => self.scale_job(command),
         }
     }
 

@@ -55,6 +55,13 @@ pub(crate) fn check_tag(name: &Text, description: &Text) -> Result<(), Rejection
     short("the description of the tag", description, bytes_max).map_err(refused)
 }
 
+/// Refuses what a scaling event says at too great length.
+pub(crate) fn check_scaling_event(message: &Text, meta_json: &Text) -> Checked {
+    let bytes_max = limits::SCALING_TEXT_BYTES_MAX;
+    short("the message of a scaling event", message, bytes_max)?;
+    short("the meta of a scaling event", meta_json, bytes_max)
+}
+
 fn at_most(what: &str, has: u64, max: u64) -> Checked {
     if has <= max { Ok(()) } else { Err(format!("{what} is {has}, at most {max} may be")) }
 }
@@ -185,6 +192,9 @@ impl TaskGroup {
         if let Some(policy) = &self.reschedule {
             let times = [policy.interval_ms, policy.delay_ms, policy.delay_ms_max];
             check_times("reschedule", &times)?;
+        }
+        if let Some(why) = self.scaling.as_ref().and_then(|scaling| scaling.refuses(self.count)) {
+            return Err(why);
         }
         let mut names = BTreeSet::new();
         for task in &self.tasks {

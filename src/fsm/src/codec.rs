@@ -188,6 +188,7 @@ frames! {
     21 => crate::capacity::CapacitySource;
     22 => crate::capacity::CapacityTarget;
     23 => crate::deployment::Deployment;
+    24 => crate::job::GroupScaling;
     32 => crate::command::Proposal;
     33 => crate::command::Reply;
     34 => crate::plan::Plan;

@@ -16,7 +16,7 @@ use crate::{
     evaluation::{DeleteEvaluations, UpdateEvaluations},
     gc::CollectGarbage,
     id::{EvaluationId, Index, Text, TimeMs},
-    job::{DeregisterJob, DispatchJob, EvaluateJob, MarkJobVersion, RegisterJob},
+    job::{DeregisterJob, DispatchJob, EvaluateJob, MarkJobVersion, RegisterJob, ScaleJob},
     node::{
         AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, NodeLiveness, NodeReadiness,
         NodeShortage, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
@@ -106,6 +106,7 @@ pub enum Command {
     ExpireDeployments(ExpireDeployments),
     DeleteEvaluations(DeleteEvaluations),
     DispatchJob(DispatchJob),
+    ScaleJob(ScaleJob),
 }
 
 macro_rules! from_structs {
@@ -170,6 +171,7 @@ from_structs! {
     ExpireDeployments,
     DeleteEvaluations,
     DispatchJob,
+    ScaleJob,
 }
 
 /// Why a command changed nothing. The same on every replica.

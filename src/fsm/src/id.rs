@@ -103,6 +103,10 @@ id!(
     DeploymentId
 );
 id!(
+    /// The scaling policy of a group.
+    ScalingPolicyId
+);
+id!(
     /// An instance: a machine of a pool, from its intent to its end.
     InstanceId
 );

@@ -58,7 +58,7 @@ pub use extent::Extent;
 pub use generation::GENERATION;
 pub use id::{
     AllocationId, ClassId, DeploymentId, EvaluationId, Index, InstanceId, JobKey, NodeId,
-    RequestId, Text, TimeMs,
+    RequestId, ScalingPolicyId, Text, TimeMs,
 };
 pub use job::{Job, JobKind, JobSpec, JobStatus, JobVersion, TaskGroup};
 pub use node::{Liveness, Node};

@@ -18,6 +18,10 @@ pub const TOKEN_BYTES_MAX: usize = 256;
 pub const LET_IN_MAX: usize = 1_000;
 /// Deployments of a job that are kept (an older one that is over goes first).
 pub const DEPLOYMENTS_PER_JOB_MAX: usize = 32;
+/// Scaling events that are kept of a group (Nomad's `JobTrackedScalingEvents`).
+pub const SCALING_EVENTS_MAX: usize = 20;
+/// Message, and meta, of a scaling event, bytes.
+pub const SCALING_TEXT_BYTES_MAX: usize = 4_096;
 /// Allocations whose health one command may say.
 pub const HEALTH_WORDS_MAX: usize = 1_000;
 /// Instances of all groups of a job (Nomad's `job_max_count`).

@@ -22,7 +22,7 @@ use crate::{
     evaluation::Evaluation,
     id::{AllocationId, EvaluationId, Index, InstanceId, JobKey, NodeId, RequestId, Text, TimeMs},
     indexes::JobIndex,
-    job::{Children, Job, JobKind, JobSpec, JobVersion},
+    job::{Children, GroupScaling, Job, JobKind, JobSpec, JobVersion},
     node::{CapacityGain, Census, Drain, MassLoss, Node, Occupancy, OfflineNode, Tombstone},
     pool::{Instance, InstancePool, ProviderLimit, ProviderList, Unhelped},
     resources::NodeUsage,
@@ -80,6 +80,7 @@ pub struct State {
     pub(crate) capacity_sources: Table<CapacitySource>,
     pub(crate) capacity_targets: Table<CapacityTarget>,
     pub(crate) deployments: Table<Deployment>,
+    pub(crate) group_scalings: Table<GroupScaling>,
 
     pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
     pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
@@ -155,6 +156,11 @@ impl State {
     /// Deployments.
     pub fn deployments(&self) -> &Table<Deployment> {
         &self.deployments
+    }
+
+    /// Scaling policies and events of groups.
+    pub fn group_scalings(&self) -> &Table<GroupScaling> {
+        &self.group_scalings
     }
 
     /// Versions of jobs.
@@ -510,6 +516,7 @@ impl State {
             TableId::CapacitySources => self.capacity_sources.changed(),
             TableId::CapacityTargets => self.capacity_targets.changed(),
             TableId::Deployments => self.deployments.changed(),
+            TableId::GroupScalings => self.group_scalings.changed(),
         }
     }
 
@@ -539,6 +546,7 @@ impl State {
             self.capacity_sources.digest(),
             self.capacity_targets.digest(),
             self.deployments.digest(),
+            self.group_scalings.digest(),
         ] {
             sum.add(digest.0);
         }
@@ -576,6 +584,7 @@ impl State {
             .chain(self.capacity_sources.stored_rows())
             .chain(self.capacity_targets.stored_rows())
             .chain(self.deployments.stored_rows())
+            .chain(self.group_scalings.stored_rows())
     }
 
     /// Takes one row as it stands on disk. Rows may come in any order; call [`Self::load_done`]
@@ -611,6 +620,7 @@ impl State {
             TableId::CapacitySources => load!(capacity_sources),
             TableId::CapacityTargets => load!(capacity_targets),
             TableId::Deployments => load!(deployments),
+            TableId::GroupScalings => load!(group_scalings),
         }
         .map_err(|source| LoadError::Row { table, source })
     }
@@ -640,6 +650,7 @@ impl State {
         self.capacity_sources.set_changed(changed(TableId::CapacitySources));
         self.capacity_targets.set_changed(changed(TableId::CapacityTargets));
         self.deployments.set_changed(changed(TableId::Deployments));
+        self.group_scalings.set_changed(changed(TableId::GroupScalings));
         (self.index, self.term) = (head.index, head.term);
         (self.at, self.session_floor) = (head.at, head.session_floor);
         self.rebuild_derived();

@@ -40,11 +40,12 @@ pub enum TableId {
     CapacitySources = 21,
     CapacityTargets = 22,
     Deployments = 23,
+    GroupScalings = 24,
 }
 
 impl TableId {
     /// All tables, in the order of their numbers.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Jobs,
         Self::JobVersions,
         Self::Nodes,
@@ -67,6 +68,7 @@ impl TableId {
         Self::CapacitySources,
         Self::CapacityTargets,
         Self::Deployments,
+        Self::GroupScalings,
     ];
 
     /// The byte on disk.
@@ -117,6 +119,15 @@ impl Key for JobKey {
         out.extend_from_slice(&length.to_be_bytes());
         out.extend_from_slice(self.namespace.as_bytes());
         out.extend_from_slice(self.id.as_bytes());
+    }
+}
+
+impl Key for (JobKey, Text) {
+    fn write(&self, out: &mut Vec<u8>) {
+        let length = u32::try_from(self.1.len()).unwrap_or(u32::MAX);
+        out.extend_from_slice(&length.to_be_bytes());
+        out.extend_from_slice(self.1.as_bytes());
+        self.0.write(out);
     }
 }
 

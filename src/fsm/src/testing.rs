@@ -891,6 +891,7 @@ pub fn group(name: &str, count: u32) -> TaskGroup {
         disk_mb: ASK.disk_mb,
         shutdown_delay_ms: 0,
         services_json: "".into(),
+        scaling: None,
     }
 }
 
@@ -924,6 +925,7 @@ pub fn register(spec: JobSpec, evaluation: EvaluationId) -> Command {
         evaluation,
         evaluation_priority: None,
         submission: None,
+        preserve_counts: false,
     })
 }
 

@@ -67,7 +67,13 @@ fn bodies() -> Vec<Case> {
             "JobModifyIndex: expected a whole number",
         ),
         case("PUT", "/v1/jobs", r#"{"Job": {}, "EvalPriority": 101}"#, 400, "evaluation priority"),
-        case("PUT", "/v1/jobs", r#"{"Job": {}, "PreserveCounts": true}"#, 400, "PreserveCounts"),
+        case(
+            "PUT",
+            "/v1/jobs",
+            r#"{"Job": {}, "PreserveResources": true}"#,
+            400,
+            "PreserveResources",
+        ),
         case("PUT", "/v1/job/other", job_with(|_| ()), 400, "does not match"),
         case(
             "PUT",
@@ -230,7 +236,7 @@ fn routes() -> Vec<Case> {
         case("GET", "/v1/job/web/dispatch", "", 405, "not allowed"),
         case("PUT", "/v1/job/web/revert", "", 400, "body is required"),
         case("PUT", "/v1/job/web/stable", r#"{"JobVersion": 9}"#, 404, "job not found"),
-        case("GET", "/v1/job/web/scale", "", 501, "job scale"),
+        case("GET", "/v1/job/web/services", "", 501, "job services"),
         case("PUT", "/v1/job/web/periodic/force", "{}", 501, "job force"),
         case("DELETE", "/v1/job/web/versions/v1/tag", "", 404, "job not found"),
         case("GET", "/v1/job/web/versions/v1/tag", "", 405, "not allowed"),

@@ -42,8 +42,8 @@ POST /job/j/dispatch/payload Refused
 GET /job/j/versions Built
 PUT /job/j/revert Built
 PUT /job/j/stable Built
-GET /job/j/scale Refused
-PUT /job/j/scale Refused
+GET /job/j/scale Built
+PUT /job/j/scale Built
 GET /job/j/deployments Built
 GET /job/j/deployment Built
 GET /job/j/services Refused
@@ -166,7 +166,7 @@ GET /var/a/b Refused
 PUT /var/a/b Refused
 DELETE /var/a/b Refused
 GET /scaling/policies Built
-GET /scaling/policy/ID Refused
+GET /scaling/policy/ID Built
 GET /services Built
 GET /service/s Refused
 DELETE /service/s/ID Refused

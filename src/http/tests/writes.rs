@@ -149,6 +149,7 @@ async fn ids_with_slashes_work_encoded_and_raw() {
             ),
             evaluation_priority: None,
             submission: None,
+            preserve_counts: false,
         }));
     }
     for (path, id) in

@@ -11,7 +11,7 @@ use super::{
     fields::{Fields, Report, quoted},
     network, policy,
     policy::Inherited,
-    service, task,
+    scaling, service, task,
 };
 
 /// Ephemeral disk of a group that asks for none, MiB.
@@ -39,8 +39,10 @@ pub(super) fn read(
     let disk_mb = disk_mb(&mut fields, report);
     let tasks = tasks(&mut fields, inherited, restart, &mut services, report);
     let has_checks = services.has_checks();
+    let (count, scaling) = scaling::read(&mut fields, inherited.kind, report);
     let group = TaskGroup {
-        count: count(&mut fields, inherited, report),
+        count,
+        scaling,
         constraints: conditions.constraints,
         affinities: conditions.affinities,
         spreads,
@@ -73,7 +75,6 @@ fn refuse_unsupported(fields: &mut Fields<'_>, name: &str, report: &mut Report) 
     let owner = format!("group {}", quoted(name));
     for (field, what) in [
         ("Volumes", "volume blocks are"),
-        ("Scaling", "scaling blocks are"),
         ("Disconnect", "disconnect blocks are"),
         ("MaxClientDisconnect", "max_client_disconnect is"),
         ("StopAfterClientDisconnect", "stop_after_client_disconnect is"),
@@ -83,19 +84,6 @@ fn refuse_unsupported(fields: &mut Fields<'_>, name: &str, report: &mut Report) 
         fields.refuse(field, &owner, what, report);
     }
     task::refuse_consul(fields, &owner, report);
-}
-
-fn count(fields: &mut Fields<'_>, inherited: &Inherited, report: &mut Report) -> u32 {
-    let path = fields.at("Count");
-    let count = fields.count("Count", 0, report).unwrap_or(1);
-    if inherited.kind.is_per_node() && count > 1 {
-        let message = format!(
-            "{} jobs run once on every feasible node: the count is 0 or 1, not {count}",
-            inherited.kind.name()
-        );
-        report.error(path, message);
-    }
-    count
 }
 
 fn disk_mb(fields: &mut Fields<'_>, report: &mut Report) -> u64 {

@@ -7,6 +7,7 @@ mod group;
 mod network;
 mod policy;
 mod references;
+mod scaling;
 mod service;
 mod task;
 

@@ -30,7 +30,7 @@ const KILL_SIGNAL_DEFAULT: &str = "SIGINT";
 /// Log files kept, and MiB of each.
 const LOGS_DEFAULT: (u32, u32) = (10, 10);
 /// Levels of nesting in a driver's configuration.
-const CONFIG_DEPTH_MAX: usize = 64;
+pub(super) const CONFIG_DEPTH_MAX: usize = 64;
 
 /// Directories of every allocation, beside which those of its tasks stand. An agent refuses them, so no task of that name would run.
 const NAMES_RESERVED: [&str; 2] = ["alloc", ".run"];
@@ -279,7 +279,7 @@ fn config(fields: &mut Fields<'_>, report: &mut Report) -> Text {
     Text::from(canonical(config).to_string())
 }
 
-fn is_deeper(value: &Value, levels: usize) -> bool {
+pub(super) fn is_deeper(value: &Value, levels: usize) -> bool {
     let Some(below) = levels.checked_sub(1) else {
         return matches!(value, Value::Array(_) | Value::Object(_));
     };

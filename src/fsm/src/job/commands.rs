@@ -18,6 +18,8 @@ pub struct RegisterJob {
     pub evaluation_priority: Option<u16>,
     /// What the spec was made of, kept with the version.
     pub submission: Option<Arc<Submission>>,
+    /// Groups that the job has already keep their counts.
+    pub preserve_counts: bool,
 }
 
 /// Stops a job; with `purge`, also deletes it.

@@ -4,6 +4,7 @@ mod children;
 mod commands;
 mod dispatch;
 mod row;
+mod scaling;
 mod transitions;
 
 #[cfg(test)]
@@ -22,5 +23,6 @@ pub use self::{
         Parameterized, Periodic, PortAsk, ReschedulePolicy, RestartPolicy, Spread, SpreadTarget,
         Submission, Task, TaskGroup, TaskResources, UpdateStrategy, VersionTag, Waiting,
     },
+    scaling::{GroupScaling, ScaleJob, Scaling, ScalingEvent, ScalingPolicy, scaling_policy_id},
 };
 pub use crate::bounds::check_payload_file;

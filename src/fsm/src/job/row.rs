@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
+use super::Scaling;
 use crate::{
     id::{EvaluationId, Index, JobKey, Text, TimeMs},
     table::{Row, TableId},
@@ -319,6 +320,8 @@ pub struct TaskGroup {
     /// Service blocks as given (JSON array), stored and shown; not registered anywhere yet. Empty:
     /// none.
     pub services_json: Text,
+    /// Within which bounds the count may be moved; none: within any.
+    pub scaling: Option<Scaling>,
 }
 
 /// Marks a job as a template for dispatches.

@@ -32,6 +32,7 @@ fn enforced(driver: &mut Driver, name: &str, count: u32, index: Index) -> Reply 
             evaluation,
             evaluation_priority: None,
             submission: None,
+            preserve_counts: false,
         }))
         .reply
 }
@@ -59,6 +60,7 @@ fn a_submission_is_kept_with_its_version_and_bounded() {
                 evaluation,
                 evaluation_priority: None,
                 submission: submission.map(Arc::new),
+                preserve_counts: false,
             }))
             .reply
     };

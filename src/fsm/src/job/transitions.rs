@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, JobStatus, JobVersion, Launches,
-    MarkJobVersion, RegisterJob, Submission, VersionMark, VersionTag,
+    MarkJobVersion, RegisterJob, Submission, VersionMark, VersionTag, scaling::with_counts_of,
 };
 use crate::{
     apply::{Outcome, Turn, not_found},
@@ -60,10 +60,16 @@ impl Turn<'_> {
             evaluation,
             evaluation_priority,
             ref submission,
+            preserve_counts,
         } = *command;
         if self.state.scheduler_configuration().reject_job_registration {
             return Err(Rejection::RegistrationDisabled);
         }
+        let old = self.state.jobs.get(&spec.key).cloned();
+        let spec = &match &old {
+            Some(old) if preserve_counts => self.with_counts_of(spec, old),
+            Some(_) | None => Arc::clone(spec),
+        };
         spec.check().map_err(refused)?;
         submission.as_deref().map_or(Ok(()), Submission::check).map_err(refused)?;
         check_priority(evaluation_priority)?;
@@ -74,7 +80,6 @@ impl Turn<'_> {
             );
             return Err(refused(text));
         }
-        let old = self.state.jobs.get(&spec.key).cloned();
         check_enforced(enforce_index, old.as_deref())?;
         if !self.state.namespaces.contains(&spec.key.namespace) {
             let message = format!("namespace \"{}\" does not exist", spec.key.namespace);
@@ -109,13 +114,20 @@ impl Turn<'_> {
         }
         self.check_evaluation_id(evaluation)?;
         let job = self.store_job(spec, submission.as_ref(), old.as_deref());
-        let made = self.first_evaluation(&job, evaluation, evaluation_priority);
+        let made =
+            self.first_evaluation(&job, evaluation, evaluation_priority, Trigger::JobRegister);
         self.jobs.insert(job.key.clone());
         Ok(Reply::Job {
             evaluation: made,
             job_modify_index: job.job_modify_index,
             found: old.is_some(),
         })
+    }
+
+    /// The spec with the counts of the version that the job is at.
+    fn with_counts_of(&self, spec: &Arc<JobSpec>, job: &Job) -> Arc<JobSpec> {
+        let current = self.state.current_spec(job);
+        current.map_or_else(|| Arc::clone(spec), |current| with_counts_of(spec, current))
     }
 
     pub(crate) fn store_job(
@@ -189,6 +201,7 @@ impl Turn<'_> {
             submission,
         };
         self.state.job_versions.put(version, self.changes);
+        self.keep_scalings(job, spec);
         self.drop_old_versions(job);
     }
 
@@ -297,18 +310,19 @@ impl Turn<'_> {
         }
     }
 
+    /// Makes an evaluation of a job, but of a parent.
     pub(super) fn first_evaluation(
         &mut self,
         job: &Job,
         id: EvaluationId,
         priority: Option<u16>,
+        trigger: Trigger,
     ) -> Option<EvaluationId> {
         if job.is_parent() {
             return None;
         }
         let priority = priority.unwrap_or(job.priority);
-        let mut evaluation =
-            Evaluation::new(id, job.key.clone(), job.kind, priority, Trigger::JobRegister);
+        let mut evaluation = Evaluation::new(id, job.key.clone(), job.kind, priority, trigger);
         evaluation.job_modify_index = job.job_modify_index;
         self.put_evaluation(evaluation);
         Some(id)
@@ -367,6 +381,7 @@ impl Turn<'_> {
         self.state.unindex_job(job);
         self.note_parent(job);
         self.forget_unhelped(&job.key);
+        self.drop_scalings(&job.key);
         self.effects.insert(Effect::Job(job.key.clone()));
         let index = self.state.job_index(&job.key).cloned();
         for version in self.state.versions_of(&job.key, job.create_index) {
@@ -392,7 +407,7 @@ impl Turn<'_> {
             return Err(Rejection::Invalid(text.into()));
         }
         self.check_evaluation_id(evaluation)?;
-        let made = self.first_evaluation(&job, evaluation, None);
+        let made = self.first_evaluation(&job, evaluation, None, Trigger::JobRegister);
         Ok(Reply::Job { evaluation: made, job_modify_index: job.job_modify_index, found: true })
     }
 

@@ -10,6 +10,7 @@
 mod capacity;
 mod deployments;
 mod pools;
+mod scaling;
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
@@ -35,8 +36,8 @@ use crate::{
     id::{AllocationId, ClassId, DeploymentId, EvaluationId, InstanceId, NodeId, RequestId},
     job::{
         Affinity, Constraint, DelayFunction, DeregisterJob, Dispatch, DispatchJob, Dispatched,
-        EvaluateJob, HealthCheck, Job, JobKind, JobSpec, JobStatus, JobVersion, Launches,
-        MarkJobVersion, Parameterized, Periodic, RegisterJob, ReschedulePolicy, Spread,
+        EvaluateJob, GroupScaling, HealthCheck, Job, JobKind, JobSpec, JobStatus, JobVersion,
+        Launches, MarkJobVersion, Parameterized, Periodic, RegisterJob, ReschedulePolicy, Spread,
         SpreadTarget, Submission, UpdateStrategy, VersionMark, VersionTag, Waiting,
     },
     node::{
@@ -90,6 +91,7 @@ fn spec() -> JobSpec {
     }];
     spec.constraints = vec![constraint];
     let group = &mut spec.groups[0];
+    group.scaling = Some(scaling::scaling());
     group.reschedule = Some(ReschedulePolicy {
         attempts: 3,
         interval_ms: 4,
@@ -548,6 +550,7 @@ pub(super) fn commands() -> Vec<Command> {
                 evaluation,
             }],
         }),
+        scaling::command(),
     ];
     let more =
         [pools::commands(), capacity::commands(), vec![mark()], deployments::commands(), last];
@@ -623,6 +626,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::ExpireDeployments(_) => "expire-deployments",
         Command::DeleteEvaluations(_) => "delete-evaluations",
         Command::DispatchJob(_) => "dispatch-job",
+        Command::ScaleJob(_) => "scale-job",
     }
 }
 
@@ -711,6 +715,7 @@ fn registration(evaluation: EvaluationId) -> Command {
         evaluation,
         evaluation_priority: Some(60),
         submission: Some(submission()),
+        preserve_counts: true,
     })
 }
 
@@ -766,6 +771,7 @@ fn golden() -> Golden {
     let loss = MassLoss { since: 5, nodes: vec![node], end, create_index, modify_index };
     golden.pin("mass-loss", &loss);
     golden.pin("deployment", &deployments::row());
+    golden.pin("group-scaling", &scaling::row());
     pools::pin(&mut golden);
     capacity::pin(&mut golden);
     let class = ClassId([2; 16]);
@@ -858,6 +864,7 @@ fn survives_as_everything(payload: &[u8]) {
     survives::<Evaluation>(payload);
     survives::<Allocation>(payload);
     survives::<Deployment>(payload);
+    survives::<GroupScaling>(payload);
     survives::<NodePool>(payload);
     survives::<SchedulerConfiguration>(payload);
     survives::<OfflineNode>(payload);

@@ -11,7 +11,7 @@ use crate::{
     digest::{Digest, DigestVerdict},
     id::DeploymentId,
     invariant,
-    job::JobKind,
+    job::{JobKind, Scaling},
     limits,
     node::Liveness,
     pool::{
@@ -55,7 +55,11 @@ fn busy_cluster() -> Driver {
         driver.liveness(name, Liveness::Down);
     }
     grow(&mut driver);
-    let evaluation = driver.register_job(rolling_job("rolling", 1, |_| {}));
+    let mut rolling = rolling_job("rolling", 1, |_| {});
+    let (policy_json, kind) = ("".into(), "horizontal".into());
+    let scaling = Scaling { enabled: true, min: 1, max: 5, policy_json, kind };
+    rolling.groups[0].scaling = Some(scaling);
+    let evaluation = driver.register_job(rolling);
     let mut plan = driver.plan(evaluation);
     let goal = DeploymentGoal { canaries: 0, total: 1 };
     let goals = BTreeMap::from([(crate::testing::GROUP.into(), goal)]);

@@ -40,7 +40,7 @@ use crate::{
     invariant,
     job::{
         DeregisterJob, DispatchJob, Dispatched, EvaluateJob, Job, JobKind, JobSpec, MarkJobVersion,
-        Parameterized, RegisterJob, Submission, VersionMark,
+        Parameterized, RegisterJob, ScaleJob, Scaling, Submission, VersionMark,
     },
     node::{
         AdvanceDrains, Drain, EndMassLoss, EndSuspensions, EvaluateNode, Liveness, LivenessChange,
@@ -156,6 +156,12 @@ impl Maker<'_> {
             5 => spec.groups[0].name = "renamed".into(),
             6 => spec.parameterized = Some(Parameterized::default()),
             7 | 8 => self.update_strategy(&mut spec),
+            9 => {
+                let (enabled, min, max) = (true, 1, self.dice.choose(&[3, 5]));
+                let (policy_json, kind) = ("".into(), "horizontal".into());
+                let scaling = Scaling { enabled, min, max, policy_json, kind };
+                spec.groups[0].scaling = Some(scaling);
+            }
             _ => spec.priority = 10 * u16::try_from(self.dice.below(3)).unwrap(),
         }
         spec
@@ -232,7 +238,7 @@ impl Maker<'_> {
         if self.dice.one_in(6) {
             return self.dispatch();
         }
-        match self.dice.below(12) {
+        match self.dice.below(14) {
             0 => Command::DeregisterJob(DeregisterJob {
                 job,
                 purge: self.dice.one_in(2),
@@ -254,6 +260,16 @@ impl Maker<'_> {
                 };
                 Command::MarkJobVersion(MarkJobVersion { job, mark })
             }
+            8 | 9 => Command::ScaleJob(ScaleJob {
+                job,
+                group: self.dice.choose(&["web".into(), "nothing".into()]),
+                count: (!self.dice.one_in(4)).then(|| self.dice.below(7) as u32),
+                enforce_index: self.dice.one_in(6).then(|| self.dice.below(9)),
+                message: "because".into(),
+                error: self.dice.one_in(4),
+                meta_json: "".into(),
+                evaluation,
+            }),
             _ => {
                 let enforce_index = self.dice.one_in(6).then(|| self.dice.below(9));
                 Command::RegisterJob(RegisterJob {
@@ -262,6 +278,7 @@ impl Maker<'_> {
                     evaluation,
                     evaluation_priority: self.dice.one_in(9).then_some(u16::MAX),
                     submission: self.dice.one_in(3).then(|| self.submission()),
+                    preserve_counts: self.dice.one_in(3),
                 })
             }
         }

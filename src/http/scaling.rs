@@ -1,0 +1,136 @@
+//! Scaling: `/v1/job/ID/scale`, `/v1/scaling/policies` and `/v1/scaling/policy/ID`, in the form that Nomad's autoscaler reads.
+
+use axum::{Router, routing::get};
+use fsm::{
+    Command, JobKey, ScalingPolicyId, State,
+    job::{GroupScaling, ScaleJob, ScalingPolicy},
+    table::TableId,
+};
+use serde_json::Value;
+
+use super::{
+    Context,
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    job::{Target, job_reply},
+    list::IdPrefix,
+    view,
+};
+
+const TABLES: &[TableId] = &[TableId::GroupScalings];
+const STATUS_TABLES: &[TableId] = &[TableId::Jobs, TableId::GroupScalings, TableId::Allocations];
+
+pub(crate) fn routes() -> Router<Context> {
+    Router::new()
+        .route("/v1/scaling/policies", get(policies))
+        .route("/v1/scaling/policy/{id}", get(policy))
+}
+
+/// How the groups of a job stand, and what was done to their counts.
+pub(super) async fn status(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+    let index = |state: &State| {
+        let job = state.jobs().get(key)?;
+        Some(job.modify_index.max(state.group_scalings().changed()))
+    };
+    let view = |state: &State| view::scale_status(state, state.jobs().get(key)?);
+    call.item("job", STATUS_TABLES, index, view).await
+}
+
+/// Moves the count of a group, or records what an autoscaler says about it.
+pub(super) async fn scale(call: &Call, target: &Target) -> Result<Answer, Error> {
+    let body = call.json_required()?;
+    let fields = Fields::of(&body)?;
+    let group = group(call, target, &fields)?;
+    let count = match fields.value("Count") {
+        None => None,
+        Some(value) if value.as_i64().is_some_and(|count| count < 0) => {
+            return Err(Error::bad("scaling action count can't be negative"));
+        }
+        Some(_) => {
+            let count = fields.number("Count")?.unwrap_or_default();
+            let too_large = |_| Error::bad(format!("Count: {count} is too large"));
+            Some(u32::try_from(count).map_err(too_large)?)
+        }
+    };
+    let meta = fields.object("Meta")?.and_then(|_| fields.value("Meta"));
+    let enforce_index = fields.number("JobModifyIndex")?.filter(|index| *index > 0);
+    let command = Command::ScaleJob(ScaleJob {
+        job: target.key(call)?,
+        group: group.into(),
+        count,
+        enforce_index,
+        message: fields.text("Message")?.unwrap_or("").into(),
+        error: fields.flag("Error")?,
+        meta_json: meta.map_or_else(String::new, Value::to_string).into(),
+        evaluation: call.evaluation_id(),
+    });
+    let written = call.write(command).await?;
+    let mut answer = job_reply(&written);
+    answer["Warnings"] = "".into();
+    call.answer_write(&written, answer)
+}
+
+/// The group that the body names. It may name job and namespace too, if they are those of the request.
+fn group<'a>(call: &Call, target: &Target, fields: &Fields<'a>) -> Result<&'a str, Error> {
+    let named = fields.object("Target")?;
+    let of = |name: &str| -> Result<&'a str, Error> {
+        let Some(named) = &named else { return Ok("") };
+        Ok(named.text(name)?.unwrap_or(""))
+    };
+    if ![target.id.as_str(), ""].contains(&of("Job")?) {
+        return Err(Error::bad("job ID in payload did not match URL"));
+    }
+    if ![&*call.namespace()?, ""].contains(&of("Namespace")?) {
+        return Err(Error::bad("namespace in payload did not match the request"));
+    }
+    match of("Group")? {
+        "" => Err(Error::bad("missing task group name for scaling action")),
+        group => Ok(group),
+    }
+}
+
+fn with_policy(row: &GroupScaling) -> Option<(&GroupScaling, &ScalingPolicy)> {
+    Some((row, row.policy.as_ref()?))
+}
+
+async fn policies(call: Call) -> Result<Answer, Error> {
+    let namespaces = call.namespaces();
+    let prefix = IdPrefix::of(&call)?;
+    let job = call.parameter("job").filter(|job| !job.is_empty()).map(str::to_owned);
+    let kind = call.parameter("type").unwrap_or("").to_owned();
+    call.list(TABLES, move |state, list| {
+        let rows = state.group_scalings().iter().filter_map(|row| with_policy(row));
+        let rows = rows.filter(|(row, policy)| {
+            namespaces.contains(&row.job.namespace)
+                && prefix.matches(&policy.id.0)
+                && job.as_ref().is_none_or(|job| **job == *row.job.id)
+                && policy.scaling.kind.starts_with(&kind)
+        });
+        list.fill_stubs(
+            rows.collect(),
+            |(_, policy)| policy.id,
+            |(row, policy)| view::scaling_policy_stub(row, policy),
+            |(row, policy)| view::scaling_policy(row, policy),
+        )
+    })
+    .await
+}
+
+async fn policy(call: Call) -> Result<Answer, Error> {
+    const WHAT: &str = "policy";
+    // Nomad knows nothing else of an id that is none.
+    let id: ScalingPolicyId = call.segment(2).parse().map_err(|_| Error::not_found(WHAT))?;
+    let find = move |state: &State| {
+        let mut rows = state.group_scalings().iter();
+        rows.find(|row| row.policy.as_ref().is_some_and(|policy| policy.id == id)).cloned()
+    };
+    let index = |state: &State| Some(with_policy(&*find(state)?)?.1.modify_index);
+    let view = |state: &State| {
+        let row = find(state)?;
+        let (row, policy) = with_policy(&row)?;
+        Some(view::scaling_policy(row, policy))
+    };
+    call.item(WHAT, TABLES, index, view).await
+}
