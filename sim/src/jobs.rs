@@ -12,7 +12,7 @@ use std::{
 use fsm::{
     AllocationId, Command, EvaluationId, JobKey, JobKind, JobSpec, NodeId, Rejection, Reply,
     RequestId, State,
-    allocation::StopAllocation,
+    allocation::{Replacement, StopAllocation},
     job::{Constraint, DeregisterJob, EvaluateJob, RegisterJob, UpdateStrategy},
     node::{Drain, ReapNode, SetDrain, SetEligibility},
 };
@@ -340,6 +340,7 @@ impl Operator {
             purge: self.more.below(2) == 0,
             evaluation: EvaluationId(rt::random_id()),
             evaluation_priority: None,
+            no_shutdown_delay: false,
         });
         matches!(self.ask("end a job of another kind", command).await, Some(Ok(_)))
     }
@@ -419,6 +420,7 @@ impl Operator {
             purge,
             evaluation: EvaluationId(rt::random_id()),
             evaluation_priority: None,
+            no_shutdown_delay: false,
         });
         let what = format!("stop service-{service}, purge {purge}");
         let answer = self.ask(&what, command).await;
@@ -463,6 +465,7 @@ impl Operator {
     async fn evaluate(&mut self, job: &JobKey) {
         let command = Command::EvaluateJob(EvaluateJob {
             job: job.clone(),
+            force_reschedule: false,
             evaluation: EvaluationId(rt::random_id()),
         });
         drop(self.ask("evaluate", command).await);
@@ -480,7 +483,8 @@ impl Operator {
         let id = live[self.dice.index(live.len())];
         let command = Command::StopAllocation(StopAllocation {
             id,
-            reschedule: true,
+            replacement: Replacement::Always,
+            no_shutdown_delay: false,
             evaluation: EvaluationId(rt::random_id()),
         });
         drop(self.ask("stop an allocation", command).await);

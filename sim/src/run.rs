@@ -465,6 +465,7 @@ async fn set_node_life(world: &World, node_life: NodeLife) {
 async fn evaluate(world: &World, id: &str) {
     let command = Command::EvaluateJob(EvaluateJob {
         job: key(id),
+        force_reschedule: false,
         evaluation: EvaluationId(rt::random_id()),
     });
     insist(world, id, command, |_| true).await;

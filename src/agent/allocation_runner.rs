@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     driver::StartError,
     health::{HealthPolicy, HealthWatch},
+    run_limit::{RUN_TIME_OVER, RunLimit},
     task_runner::{Action, ExitResult, Fault, KillReason, Phase, TaskPolicy, TaskRunner},
     time::Moment,
 };
@@ -22,6 +23,8 @@ pub(crate) struct GroupPolicy {
     pub(crate) tasks: Vec<TaskPolicy>,
     /// Pause before any task is stopped, ms.
     pub(crate) shutdown_delay_ms: u64,
+    /// Longest run, ms; 0: no bound.
+    pub(crate) max_run_ms: u64,
     /// None: nobody is told whether it is healthy.
     pub(crate) health: Option<HealthPolicy>,
 }
@@ -88,6 +91,7 @@ pub(crate) struct AllocationRunner {
     /// The jitter of restarts depends on it.
     seed: u64,
     health: HealthWatch,
+    limit: RunLimit,
     /// Something changed since the last [`Self::take_changed`].
     #[serde(skip)]
     changed: bool,
@@ -104,6 +108,7 @@ impl AllocationRunner {
             sequence,
             stopping: Stopping::No,
             health: HealthWatch::new(policy.health, now),
+            limit: RunLimit::new(policy.max_run_ms, now),
             seed: part(high) ^ part(low).rotate_left(17),
             changed: true,
         }
@@ -130,8 +135,10 @@ impl AllocationRunner {
             Stopping::Delay(until_ms) => Some(until_ms),
             Stopping::No | Stopping::Now => None,
         };
-        let health = self.health.next_deadline().filter(|_| !self.is_stopping());
-        self.tasks.iter().filter_map(TaskRunner::next_deadline).chain(stop).chain(health).min()
+        let watches = [self.health.next_deadline(), self.limit.next_deadline()];
+        let watches = watches.into_iter().flatten().filter(|_| !self.is_stopping());
+        let watches = watches.filter(|_| !self.is_terminal());
+        self.tasks.iter().filter_map(TaskRunner::next_deadline).chain(stop).chain(watches).min()
     }
 
     /// Starts all tasks that have not started.
@@ -148,6 +155,7 @@ impl AllocationRunner {
 
     /// The job has another version, which the allocation is of as it runs.
     pub(crate) fn revise(&mut self, policy: &GroupPolicy, now: Moment) {
+        self.limit.revise(policy.max_run_ms);
         if self.health.revise(policy.health, now) {
             self.watch_health(now);
             self.changed = true;
@@ -272,6 +280,9 @@ impl AllocationRunner {
 
     /// Does what is due.
     pub(crate) fn tick(&mut self, policy: &GroupPolicy, now: Moment, out: &mut Vec<Action>) {
+        if !self.is_stopping() && !self.is_terminal() && self.limit.ends(now) {
+            self.stop(policy, now, out);
+        }
         if let Stopping::Delay(until_ms) = self.stopping
             && until_ms <= now.since_boot_ms
         {
@@ -296,6 +307,7 @@ impl AllocationRunner {
         }
         if booted {
             self.health.begin_again(now);
+            self.limit.begin_again(now);
         }
         if self.is_stopping() {
             self.stopping = Stopping::Now;
@@ -353,7 +365,7 @@ impl AllocationRunner {
     /// The status as a whole.
     pub(crate) fn client_status(&self) -> ClientStatus {
         if self.is_terminal() {
-            let failed = self.tasks.iter().any(|task| task.failed);
+            let failed = !self.limit.is_over() && self.tasks.iter().any(|task| task.failed);
             return if failed { ClientStatus::Failed } else { ClientStatus::Complete };
         }
         let begun = self.tasks.iter().any(|task| match task.phase {
@@ -367,6 +379,8 @@ impl AllocationRunner {
     /// The report for the servers.
     pub(crate) fn status(&self, policy: &GroupPolicy, id: [u8; 16]) -> v1::AllocationStatus {
         let status = self.client_status();
+        let is_over = self.limit.is_over() && self.is_terminal();
+        let description = if is_over { RUN_TIME_OVER } else { status.description() };
         let tasks: BTreeMap<String, v1::TaskState> = policy
             .tasks
             .iter()
@@ -377,7 +391,7 @@ impl AllocationRunner {
             id: id.to_vec().into(),
             sequence: self.sequence,
             client_status: status.word().into(),
-            description: status.description().to_owned(),
+            description: description.to_owned(),
             node_failure: self.node_failure().unwrap_or_default(),
             deployment_id: self.health.deployment().into(),
             healthy: self.health.verdict(),
@@ -388,6 +402,9 @@ impl AllocationRunner {
     /// Why a failure is the node's fault, if it is.
     fn node_failure(&self) -> Option<String> {
         let mut ends = self.tasks.iter().filter(|task| task.is_dead() && task.failed);
+        if self.limit.is_over() {
+            return None;
+        }
         ends.find_map(|task| task.node_failure.as_deref()).map(str::to_owned)
     }
 
@@ -404,8 +421,11 @@ impl AllocationRunner {
         if self.stopping == Stopping::Now {
             // The leader goes first: it may need the others while it ends.
             let only = leader.filter(|_| !leader_dead);
-            self.kill_all(policy, KillReason::Stopped, only, now, out);
+            let is_over = self.limit.is_over();
+            let reason = if is_over { KillReason::RunTimeOver } else { KillReason::Stopped };
+            self.kill_all(policy, reason, only, now, out);
         } else if failed {
+            self.limit.disarm();
             self.kill_all(policy, KillReason::SiblingFailed, None, now, out);
         } else if leader_dead {
             self.kill_all(policy, KillReason::LeaderDead, None, now, out);
@@ -636,6 +656,35 @@ mod tests {
         assert_eq!(bench.after(49), []);
         assert_eq!(bench.after(1), [Action::Kill { task: 0 }]);
         assert_eq!(bench.stop(), [], "a second wish to stop changes nothing");
+    }
+
+    /// The delays come after the time, and what the tasks say at their end is no failure.
+    #[test]
+    fn what_runs_too_long_is_stopped_and_complete() {
+        let mut bench = Bench::running(&["a", "b"], |message| {
+            message.max_run_ms = 1_000;
+            message.shutdown_delay_ms = 100;
+        });
+        assert_eq!(bench.runner.next_deadline(), Some(bench.now.since_boot_ms + 1_000));
+        assert_eq!(bench.after(999), []);
+        assert_eq!(bench.after(1), []);
+        assert_eq!(bench.after(100), [Action::Kill { task: 0 }, Action::Kill { task: 1 }]);
+        bench.exited(0, &BAD);
+        bench.exited(1, &BAD);
+        assert_eq!(bench.status(), "complete");
+        let report = bench.runner.status(&bench.policy, [5; 16]);
+        assert_eq!(report.description, RUN_TIME_OVER);
+        assert_eq!(report.client_status, v1::ClientStatus::Complete as i32);
+        assert_eq!((bench.after(60_000), bench.runner.next_deadline()), (vec![], None));
+
+        // What failed before its time has failed.
+        let mut bench = Bench::running(&["a"], |message| {
+            message.max_run_ms = 1_000;
+            message.tasks[0].restart = Some(v1::RestartPolicy { fail: true, ..Default::default() });
+        });
+        bench.exited(0, &BAD);
+        bench.after(5_000);
+        assert_eq!(bench.status(), "failed");
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod meta;
 mod node;
 mod readiness;
 mod restart;
+mod run_limit;
 mod settings;
 mod shell;
 mod shortage;

@@ -188,7 +188,8 @@ pub(crate) fn group_policy(message: &v1::Allocation) -> Result<GroupPolicy, Spec
         })
         .collect();
     let health = HealthPolicy::of(message);
-    Ok(GroupPolicy { tasks, shutdown_delay_ms: message.shutdown_delay_ms, health })
+    let (shutdown_delay_ms, max_run_ms) = (message.shutdown_delay_ms, message.max_run_ms);
+    Ok(GroupPolicy { tasks, shutdown_delay_ms, max_run_ms, health })
 }
 
 fn check_task_name(name: &str) -> Result<(), SpecError> {

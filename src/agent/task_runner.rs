@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     driver::StartError,
     restart::{Decision, Ending, RestartPolicy, RestartTracker},
+    run_limit::RUN_TIME_OVER,
     time::Moment,
 };
 
@@ -126,6 +127,8 @@ pub(crate) enum KillReason {
     LeaderDead,
     /// Another task of the group has failed.
     SiblingFailed,
+    /// The allocation ran longer than its group may.
+    RunTimeOver,
 }
 
 /// Nomad's event types, those that the agent reports.
@@ -471,6 +474,7 @@ impl TaskRunner {
             KillReason::SiblingFailed => {
                 self.event(now, EventKind::SiblingTaskFailed, "Task's sibling failed");
             }
+            KillReason::RunTimeOver => self.event(now, EventKind::Killing, RUN_TIME_OVER),
         }
         match self.phase {
             Phase::Starting | Phase::Dead => {}

@@ -27,6 +27,7 @@ fn row(command: &Command) -> (&'static str, Senders) {
         Command::EvaluateJob(_) => ("EvaluateJob", Clients),
         Command::MarkJobVersion(_) => ("MarkJobVersion", Clients),
         Command::ScaleJob(_) => ("ScaleJob", Clients),
+        Command::ExpireRuns(_) => ("ExpireRuns", Leader),
         Command::RegisterNode(_) => ("RegisterNode", Agents),
         Command::NodeReadiness(_) => ("NodeReadiness", Agents),
         Command::NodeShortage(_) => ("NodeShortage", Agents),

@@ -195,6 +195,7 @@ pub(super) async fn clean(
             purge: true,
             evaluation: EvaluationId(fresh_id()),
             evaluation_priority: None,
+            no_shutdown_delay: false,
         })
     });
     load::send_all(&lanes, commands).await.map(drop)

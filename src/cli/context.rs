@@ -2,6 +2,7 @@
 //!
 //! Must never hold state of a command.
 
+use std::io::IsTerminal as _;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -111,6 +112,8 @@ pub(crate) struct Context {
     pub(crate) now: fn() -> SystemTime,
     pub(crate) poll_interval: Duration,
     pub(crate) read_failure_max: Duration,
+    /// A line that a person types; none: nobody is there.
+    pub(crate) typed_line: fn() -> Option<String>,
 }
 
 impl Context {
@@ -121,6 +124,7 @@ impl Context {
             now: SystemTime::now,
             poll_interval: POLL_INTERVAL,
             read_failure_max: READ_FAILURE_MAX,
+            typed_line,
         })
     }
 
@@ -159,6 +163,16 @@ impl Context {
             }
         }
     }
+}
+
+fn typed_line() -> Option<String> {
+    let stdin = std::io::stdin();
+    if !stdin.is_terminal() {
+        return None;
+    }
+    let mut line = String::new();
+    stdin.read_line(&mut line).ok()?;
+    Some(line)
 }
 
 fn first_line(error: &ClientError) -> String {

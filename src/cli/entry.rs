@@ -114,6 +114,9 @@ enum Command {
     /// As `job stop`
     #[command(hide = true)]
     Stop(job::StopArgs),
+    /// As `job start`
+    #[command(hide = true)]
+    Start(job::StartArgs),
     /// Show whatever has an id: a job, allocation, node or evaluation; without an id: the jobs
     Status(job::StatusArgs),
     /// As `job inspect`
@@ -160,6 +163,7 @@ impl Command {
             | Self::Run(_)
             | Self::Plan(_)
             | Self::Stop(_)
+            | Self::Start(_)
             | Self::Status(_)
             | Self::Inspect(_)
             | Self::Validate(_)
@@ -275,6 +279,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Run(arguments) => job::run(context, &JobCommand::Run(arguments)),
         Command::Plan(arguments) => job::run(context, &JobCommand::Plan(arguments)),
         Command::Stop(arguments) => job::run(context, &JobCommand::Stop(arguments)),
+        Command::Start(arguments) => job::run(context, &JobCommand::Start(arguments)),
         Command::Status(arguments) => status::run(context, arguments),
         Command::Inspect(arguments) => job::run(context, &JobCommand::Inspect(arguments)),
         Command::Validate(arguments) => job::run(context, &JobCommand::Validate(arguments)),

@@ -1,8 +1,9 @@
 //! Things with a name, a description and metadata: namespaces and node pools are listed, shown, made, changed and deleted alike.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use serde_json::{Map, Value, json};
 
@@ -10,6 +11,7 @@ use super::context::{Context, Exit, Outcome};
 use super::monitor;
 use super::output::{Style, pairs, table};
 use super::view::{Fields, rows};
+use crate::jobspec::{self, Named};
 use crate::percent::encode;
 
 /// Fields that a change keeps unless its flags say otherwise.
@@ -26,6 +28,8 @@ pub(super) struct Kind {
     pub(super) list: &'static str,
     /// Where one is, less its name.
     pub(super) item: &'static str,
+    /// What its files are of.
+    pub(super) file: Named,
 }
 
 /// Flags of a command that lists.
@@ -47,8 +51,12 @@ pub(crate) struct NameArgs {
 /// Flags of `apply`.
 #[derive(Debug, Args)]
 pub(crate) struct ApplyArgs {
-    /// Its name
+    /// Its name, or a file that says all of it; - reads standard input
+    #[arg(value_name = "NAME|FILE")]
     name: String,
+    /// The file is JSON, whatever its name
+    #[arg(long)]
+    json: bool,
     /// What it is for; without: as it is
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
@@ -91,7 +99,10 @@ impl Kind {
 
     /// Makes one, or changes what the flags say of it.
     pub(super) fn apply(&self, context: &Context, arguments: &ApplyArgs) -> Outcome {
-        let ApplyArgs { name, description, meta } = arguments;
+        let ApplyArgs { name, json, description, meta } = arguments;
+        if name == "-" || *json || std::path::Path::new(name).is_file() {
+            return self.apply_file(context, arguments);
+        }
         let meta = meta_of(meta)?;
         let old = match context.client.get(&self.path(name), &[]) {
             Err(error) if error.is_not_found() => Value::Null,
@@ -110,12 +121,45 @@ impl Kind {
         Ok(Exit::Success)
     }
 
+    /// Makes what a file says.
+    fn apply_file(&self, context: &Context, arguments: &ApplyArgs) -> Outcome {
+        let ApplyArgs { name: file, json, description, meta } = arguments;
+        if description.is_some() || !meta.is_empty() {
+            bail!("-description and -meta go with a name: write them into the file");
+        }
+        let source = read_file(file)?;
+        let path = if *json { format!("{file}.json") } else { file.clone() };
+        let body = jobspec::parse_named(self.file, &path, &source)
+            .map_err(|diagnostics| anyhow::anyhow!("the file cannot be used\n{diagnostics}"))?;
+        context.client.put(self.list, &[], &body)?;
+        let name = body.present("Name").or_else(|| body.present("name"));
+        let name = name.and_then(Value::as_str).unwrap_or_default();
+        context.line(format!("{} \"{name}\" is applied", self.title))?;
+        Ok(Exit::Success)
+    }
+
     pub(super) fn delete(&self, context: &Context, name: &str) -> Outcome {
         let answer = context.client.delete(&self.path(name), &[]);
         monitor::or_missing(answer, self.noun, name)?;
         context.line(format!("{} \"{name}\" is deleted", self.title))?;
         Ok(Exit::Success)
     }
+}
+
+fn read_file(file: &str) -> anyhow::Result<String> {
+    let bytes_max = u64::try_from(jobspec::SOURCE_BYTES_MAX).unwrap_or(u64::MAX);
+    let reader: Box<dyn Read> = if file == "-" {
+        Box::new(std::io::stdin())
+    } else {
+        Box::new(std::fs::File::open(file).with_context(|| format!("cannot open {file}"))?)
+    };
+    let mut source = String::new();
+    let read = reader.take(bytes_max + 1).read_to_string(&mut source);
+    let bytes = read.with_context(|| format!("cannot read {file}"))?;
+    if bytes > jobspec::SOURCE_BYTES_MAX {
+        bail!("{file} is larger than {bytes_max} bytes");
+    }
+    Ok(source)
 }
 
 /// The metadata that flags give; nothing without any.

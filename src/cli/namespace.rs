@@ -4,9 +4,15 @@ use clap::Subcommand;
 
 use super::context::{Context, Outcome};
 use super::named::{ApplyArgs, Kind, ListArgs, NameArgs};
+use crate::jobspec::Named;
 
-const NAMESPACE: Kind =
-    Kind { noun: "namespace", title: "Namespace", list: "/v1/namespaces", item: "/v1/namespace" };
+const NAMESPACE: Kind = Kind {
+    noun: "namespace",
+    title: "Namespace",
+    list: "/v1/namespaces",
+    item: "/v1/namespace",
+    file: Named::Namespace,
+};
 
 /// Namespaces of jobs
 #[derive(Debug, Subcommand)]
@@ -19,7 +25,7 @@ pub(crate) enum NamespaceCommand {
     Inspect(NameArgs),
     /// Make a namespace, or change it
     #[command(
-        after_help = "Examples:\n  quorate namespace apply -description \"the web team\" web\n  quorate namespace apply -meta owner=ann web"
+        after_help = "Examples:\n  quorate namespace apply -description \"the web team\" web\n  quorate namespace apply -meta owner=ann web\n  quorate namespace apply web.hcl"
     )]
     Apply(ApplyArgs),
     /// Delete a namespace that has no jobs

@@ -3,6 +3,7 @@
 
 mod agents;
 mod capacity;
+mod lives;
 mod pools;
 mod scaling;
 mod unbuilt;
@@ -551,11 +552,9 @@ fn flags_that_are_not_built_are_named() {
         .on(&format!("PUT /v1/allocation/{ALLOCATION}/stop"), &json!({"EvalID": EVALUATION}))
         .on(&format!("PUT /v1/node/{NODE_B}/drain"), &json!({}))
         .start();
-    for line in
-        ["job stop -detach -no-shutdown-delay web", "alloc stop -detach -no-shutdown-delay aaaa"]
-    {
+    for (line, flag) in [("job status -evals web", "evals"), ("alloc logs -job web", "job")] {
         let ran = server.run(line);
-        let named = ran.err.contains("not built yet: -no-shutdown-delay, a flag of Nomad's");
+        let named = ran.err.contains(&format!("not built yet: -{flag}, a flag of Nomad's"));
         assert!(ran.code == 1 && named, "{line}: {}{}", ran.out, ran.err);
     }
     assert!(server.lines().is_empty(), "{:?}", server.lines());

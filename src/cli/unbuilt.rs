@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use super::argv::KnownFlags;
 
 /// Commands, or the first words of several, and what to do instead.
-const COMMANDS: [(&str, &str); 59] = [
+const COMMANDS: [(&str, &str); 56] = [
     (
         "acl",
         "there is no access control: let only those reach the API who may use it (SECURITY.md)",
@@ -32,8 +32,6 @@ const COMMANDS: [(&str, &str); 59] = [
     ("job allocs", "`job status` lists them"),
     ("job init", "begin with a file of examples/"),
     ("job periodic", "run the job from cron with `job run`"),
-    ("job restart", "restart its allocations with `alloc restart`"),
-    ("job start", "register it again with `job run`"),
     ("license", "there is none to look at"),
     (
         "login",
@@ -84,7 +82,6 @@ const COMMANDS: [(&str, &str); 59] = [
     ("server-members", "write `server members`"),
     ("service", "there is no service discovery: `alloc status` shows addresses and ports"),
     ("setup", "there is no Consul and no Vault"),
-    ("start", "register it again with `job run`"),
     ("tls", "there is no TLS: put a proxy in front"),
     ("ui", "there is no web interface: `job status` and `node status` show what there is"),
     ("var", "give a task its secrets by `env`, or by files of the host"),
@@ -98,7 +95,7 @@ const TEMPLATE: &str = "print JSON with -json, and take from it what you want, f
 const VARIABLES: &str = "write the values into the file, or make the file from a template";
 
 /// A command (any, if it is empty), a flag of it, and what to do instead.
-const FLAGS: [(&str, &str, &str); 57] = [
+const FLAGS: [(&str, &str, &str); 48] = [
     ("", "ca-cert", TLS),
     ("", "ca-path", TLS),
     ("", "client-cert", TLS),
@@ -111,16 +108,9 @@ const FLAGS: [(&str, &str, &str); 57] = [
     ("alloc fs", "job", "name the allocation: `job status` lists them"),
     ("alloc logs", "group", "name the allocation: `job status` lists them"),
     ("alloc logs", "job", "name the allocation: `job status` lists them"),
-    (
-        "alloc stop",
-        "no-shutdown-delay",
-        "set `shutdown_delay` of the group to 0s with `job run` first",
-    ),
     ("eval list", "monitor", "follow one with `eval status -monitor ID`"),
     ("fs", "group", "name the allocation: `job status` lists them"),
     ("fs", "job", "name the allocation: `job status` lists them"),
-    ("job eval", "force-reschedule", "`alloc stop -reschedule` has one instance run again at once"),
-    ("job history", "full", "`job inspect -version N` prints a whole version"),
     (
         "job inspect",
         "with-vars",
@@ -134,22 +124,12 @@ const FLAGS: [(&str, &str, &str); 57] = [
     ("job run", "var-file", VARIABLES),
     ("job run", "vault-namespace", "there is no Vault"),
     ("job status", "evals", "`eval list -job JOB` lists them"),
-    ("job stop", "global", "there is one region"),
-    (
-        "job stop",
-        "no-shutdown-delay",
-        "set `shutdown_delay` of the group to 0s with `job run` first",
-    ),
     ("job validate", "hcl2-strict", "what a file may not say is an error in any case"),
     ("job validate", "var", VARIABLES),
     ("job validate", "var-file", VARIABLES),
     ("job validate", "vault-namespace", "there is no Vault"),
-    ("namespace apply", "json", "name the namespace, and give -description and -meta"),
     ("namespace apply", "quota", "there are no quotas"),
     ("node drain", "meta", "write the reason as a message"),
-    ("node drain", "self", "`node status -self` shows the node of an agent"),
-    ("node eligibility", "self", "`node status -self` shows the node of an agent"),
-    ("node pool apply", "json", "name the pool, and give -description and -meta"),
     ("node pool jobs", "filter", JSON),
     ("node pool jobs", "page-token", "all are listed"),
     ("node pool jobs", "per-page", "all are listed"),
@@ -187,7 +167,12 @@ pub(super) fn refusal(arguments: &[OsString], known: &KnownFlags) -> Option<Stri
             "not built yet: `{command}`, a command of Nomad's. Instead: {instead}"
         ));
     }
-    let short = [("run", "job run"), ("status", "job status"), ("stop", "job stop")];
+    let short = [
+        ("run", "job run"),
+        ("start", "job start"),
+        ("status", "job status"),
+        ("stop", "job stop"),
+    ];
     let long = [("inspect", "job inspect"), ("validate", "job validate"), ("logs", "alloc logs")];
     let first = words.first().copied().unwrap_or_default();
     let alias = short.into_iter().chain(long).find(|(alias, _)| *alias == first);
@@ -241,8 +226,8 @@ mod tests {
     #[test]
     fn commands_and_flags_are_found_between_values() {
         check("quorate -address http://a:1 acl policy list", Some("`acl`"));
-        check("quorate job start -detach web", Some("`job start`"));
-        check("quorate -json job -address=x start", Some("`job start`"));
+        check("quorate job init -detach web", Some("`job init`"));
+        check("quorate -json job -address=x init", Some("`job init`"));
         check("quorate job status start", None);
         check("quorate job status -evals web", Some("-evals"));
         check("quorate status -evals=true web", Some("-evals"));

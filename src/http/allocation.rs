@@ -1,7 +1,11 @@
 //! Allocations: `/v1/allocations` and `/v1/allocation/ID…`.
 
 use axum::{Router, routing::get};
-use fsm::{AllocationId, Command, Reply, State, allocation::StopAllocation, table::TableId};
+use fsm::{
+    AllocationId, Command, Reply, State,
+    allocation::{Replacement, StopAllocation},
+    table::TableId,
+};
 use serde_json::json;
 
 use super::{Context, answer::Answer, call::Call, error::Error, list::IdPrefix, view, writes};
@@ -46,12 +50,18 @@ async fn read(call: Call) -> Result<Answer, Error> {
 
 async fn stop(call: Call) -> Result<Answer, Error> {
     let id: AllocationId = call.id(1)?;
-    if call.flag("no_shutdown_delay")? {
-        return Err(Error::unsupported("no_shutdown_delay"));
-    }
-    let reschedule = call.flag("reschedule")?;
-    let evaluation = call.evaluation_id();
-    let command = Command::StopAllocation(StopAllocation { id, reschedule, evaluation });
+    let replacement = match (call.flag("reschedule")?, call.flag("no_reschedule")?) {
+        (false, false) => Replacement::ByKind,
+        (true, false) => Replacement::Always,
+        (false, true) => Replacement::Never,
+        (true, true) => return Err(Error::bad("reschedule and no_reschedule exclude each other")),
+    };
+    let command = Command::StopAllocation(StopAllocation {
+        id,
+        replacement,
+        no_shutdown_delay: call.flag("no_shutdown_delay")?,
+        evaluation: call.evaluation_id(),
+    });
     let written = call.write(command).await?;
     let evaluation = match &written.reply {
         Reply::Evaluations(made) => made.first().copied(),

@@ -389,13 +389,11 @@ async fn evaluate(call: &Call, target: &Target) -> Result<Answer, Error> {
     if fields.text("JobID")?.is_some_and(|id| !id.is_empty() && id != target.id) {
         return Err(Error::bad("JobID not same as job in request path"));
     }
-    if let Some(options) = fields.object("EvalOptions")?
-        && options.flag("ForceReschedule")?
-    {
-        return Err(Error::bad("EvalOptions.ForceReschedule is not supported by this server"));
-    }
+    let options = fields.object("EvalOptions")?;
+    let force = options.map(|options| options.flag("ForceReschedule")).transpose()?;
     let command = Command::EvaluateJob(EvaluateJob {
         job: target.key(call)?,
+        force_reschedule: force.unwrap_or(false),
         evaluation: call.evaluation_id(),
     });
     let written = call.write(command).await?;
@@ -408,14 +406,14 @@ async fn deregister(call: Call) -> Result<Answer, Error> {
         target.check(&call, "delete")?;
         return job_versions::untag(&call, &target).await;
     }
-    if call.flag("no_shutdown_delay")? {
-        return Err(Error::unsupported("no_shutdown_delay"));
-    }
+    // One region: what is global is here.
+    call.flag("global")?;
     let command = Command::DeregisterJob(DeregisterJob {
         job: target.key(&call)?,
         purge: call.flag("purge")?,
         evaluation: call.evaluation_id(),
         evaluation_priority: priority(call.number("eval_priority")?)?,
+        no_shutdown_delay: call.flag("no_shutdown_delay")?,
     });
     let written = call.write(command).await?;
     let mut answer = job_reply(&written);

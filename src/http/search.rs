@@ -32,6 +32,7 @@ const TABLES: &[TableId] = &[
     TableId::Evaluations,
     TableId::Allocations,
     TableId::Deployments,
+    TableId::GroupScalings,
     TableId::Nodes,
     TableId::NodePools,
     TableId::Namespaces,
@@ -39,10 +40,10 @@ const TABLES: &[TableId] = &[
     TableId::InstancePools,
 ];
 /// Nomad's contexts of things that cannot exist here: nothing matches.
-const EMPTY: [&str; 7] =
-    ["plugins", "volumes", "host_volumes", "vars", "scaling_policy", "quotas", "recommendations"];
+const EMPTY: [&str; 6] =
+    ["plugins", "volumes", "host_volumes", "vars", "quotas", "recommendations"];
 /// Contexts of a prefix search. Those of instances are ours and not part of `all`, since Nomad's clients do not know them.
-const PREFIX: [&str; 9] = [
+const PREFIX: [&str; 10] = [
     "jobs",
     "evals",
     "allocs",
@@ -50,6 +51,7 @@ const PREFIX: [&str; 9] = [
     "nodes",
     "node_pools",
     "namespaces",
+    "scaling_policy",
     "instances",
     "instance_pools",
 ];
@@ -201,6 +203,17 @@ fn ids(state: &State, context: &str, query: &Query) -> Vec<String> {
         }
         "deployment" => {
             by_id!(deployments, fsm::DeploymentId, |row| namespaces.contains(&row.job.namespace))
+        }
+        "scaling_policy" => {
+            let rows = state.group_scalings().iter();
+            let rows = rows.filter(|row| namespaces.contains(&row.job.namespace));
+            let ids = rows.filter_map(|row| Some(row.policy.as_ref()?.id));
+            let is_meant = |id: &fsm::ScalingPolicyId| {
+                id_prefix.as_ref().is_some_and(|prefix| prefix.matches(&id.0))
+            };
+            let mut ids: Vec<_> = ids.filter(is_meant).collect();
+            ids.sort_unstable();
+            ids.into_iter().take(most).map(|id| id.to_string()).collect()
         }
         "nodes" => by_id!(nodes, fsm::NodeId, |_| true),
         "instances" => by_id!(instances, fsm::InstanceId, |_| true),

@@ -176,6 +176,7 @@ fn groups() -> Vec<(&'static str, Value, Verdict)> {
         ("^/ReschedulePolicy", limited(1, "14s", "constant"), Refused("at least 15s")),
         ("^/Migrate", json!({"HealthyDeadline": "1s"}), Refused("must be shorter")),
         ("^/Volumes", json!({"v": {"Type": "host"}}), RefusedHere("not supported", NOT_BUILT)),
+        ("^/MaxRunDuration", json!("1h"), Refused("only batch and sysbatch jobs end")),
         ("^/Scaling", json!({"Max": 2}), Taken),
         ("^/Scaling", json!({"Min": 1}), Refused("maximum count must be specified")),
         ("^/Scaling", json!({"Min": 3, "Max": 2}), Refused("must not be less than minimum")),
@@ -340,6 +341,9 @@ fn others() -> Vec<(&'static str, &'static str, Value, Verdict)> {
     let spread = json!([{"Attribute": "${node.datacenter}"}]);
     let update = json!({"MaxParallel": 2});
     vec![
+        ("batch", "^/MaxRunDuration", json!("1h"), Taken),
+        ("sysbatch", "^/MaxRunDuration", json!(1_000_000_000), Taken),
+        ("batch", "^/MaxRunDuration", json!(0), Refused("longer than 0s")),
         ("batch", "/Update", update.clone(), Refused("no update strategy")),
         ("sysbatch", "/Update", update.clone(), Refused("no update strategy")),
         ("system", "/Update", update.clone(), Taken),

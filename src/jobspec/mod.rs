@@ -17,6 +17,7 @@ mod diff;
 mod duration;
 mod expression;
 mod hcl;
+mod named;
 mod pool;
 mod schema;
 pub(crate) mod suggest;
@@ -35,6 +36,7 @@ pub(crate) use convert::SIGNALS;
 pub use convert::{Conversion, FieldError, to_spec};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::job_diff;
+pub use named::{Named, parse_named};
 pub use pool::{capacity_group_json, instance_pool_json, instance_pool_of, parse_pool, price_json};
 pub use view::{JobFields, job_json, scaling_policy};
 

@@ -174,7 +174,11 @@ pub(super) static JOB: Block = Block {
 
 static GROUP: Block = Block {
     label: Label::Field("Name"),
-    attributes: &[integer("count", "Count"), duration("shutdown_delay", "ShutdownDelay")],
+    attributes: &[
+        integer("count", "Count"),
+        duration("shutdown_delay", "ShutdownDelay"),
+        duration("max_run_duration", "MaxRunDuration"),
+    ],
     blocks: &[
         many("task", "Tasks", &TASK),
         many("constraint", "Constraints", &CONSTRAINT),
@@ -198,7 +202,6 @@ static GROUP: Block = Block {
         "max_client_disconnect",
         "stop_after_client_disconnect",
         "prevent_reschedule_on_lost",
-        "max_run_duration",
     ],
     finish: Finish::None,
 };
@@ -477,6 +480,27 @@ static CHECK_RESTART: Block = plain(&[
     duration("grace", "Grace"),
     boolean("ignore_warnings", "IgnoreWarnings"),
 ]);
+
+/// A namespace, the whole of its file.
+pub(super) static NAMESPACE: Block = Block {
+    label: Label::None,
+    attributes: &[required(text("name", "Name")), text("description", "Description")],
+    blocks: &[text_map("meta", "Meta")],
+    unsupported: &["quota", "capabilities", "node_pool_config", "vault", "consul"],
+    finish: Finish::None,
+};
+
+/// A node pool, root of its file.
+pub(super) static NODE_POOL: Block = Block {
+    label: Label::Field("Name"),
+    attributes: &[
+        text("description", "Description"),
+        duration("node_identity_ttl", "NodeIdentityTTL"),
+    ],
+    blocks: &[text_map("meta", "Meta")],
+    unsupported: &["scheduler_config"],
+    finish: Finish::None,
+};
 
 /// An instance pool, root of a pool file.
 pub(super) static POOL: Block = Block {

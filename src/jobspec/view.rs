@@ -103,7 +103,7 @@ fn group_json(group: &TaskGroup, kind: JobKind) -> Value {
         "Disconnect": Value::Null,
         "EphemeralDisk": {"Migrate": false, "SizeMB": group.disk_mb, "Sticky": false},
         "MaxClientDisconnect": Value::Null,
-        "MaxRunDuration": Value::Null,
+        "MaxRunDuration": (group.max_run_ms > 0).then(|| nanoseconds(group.max_run_ms)),
         "Meta": map_or_null(&group.meta),
         "Migrate": migrates.then(|| migrate(group.migrate)),
         "Name": group.name,

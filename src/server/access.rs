@@ -396,6 +396,7 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::DecideCapacity(_)
         | Command::MarkJobVersion(_)
         | Command::ExpireDeployments(_)
+        | Command::ExpireRuns(_)
         | Command::DeleteEvaluations(_) => {}
     }
     command

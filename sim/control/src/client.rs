@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fsm::{
     Command, EvaluationId, Index, Job, JobKey, JobKind, JobSpec, Reply, RequestId,
-    allocation::StopAllocation,
+    allocation::Replacement,
     gc::{CollectGarbage, Cutoffs},
     job::{
         Constraint, DelayFunction, DeregisterJob, EvaluateJob, Network, PortAsk, RegisterJob,
@@ -120,7 +120,11 @@ impl World {
         let jobs: Vec<_> = self.log.truth().jobs().iter().map(|row| row.key.clone()).collect();
         for job in jobs {
             let evaluation = EvaluationId(self.ids.next());
-            self.ask(Command::EvaluateJob(EvaluateJob { job, evaluation }));
+            self.ask(Command::EvaluateJob(EvaluateJob {
+                job,
+                force_reschedule: false,
+                evaluation,
+            }));
         }
     }
 
@@ -211,9 +215,14 @@ impl World {
                     purge,
                     evaluation,
                     evaluation_priority: None,
+                    no_shutdown_delay: false,
                 })
             }
-            11 => Command::EvaluateJob(EvaluateJob { job, evaluation }),
+            11 => Command::EvaluateJob(EvaluateJob {
+                job,
+                force_reschedule: dice.percent(30),
+                evaluation,
+            }),
             12 => Command::ScaleJob(ScaleJob {
                 job,
                 group: fsm::testing::GROUP.into(),
@@ -229,14 +238,20 @@ impl World {
                     self.log.truth().allocations_of_job(&job).map(|row| row.id).collect();
                 match dice.pick(&ids) {
                     Some(id) => {
-                        let reschedule = evaluation.0[0].is_multiple_of(2);
-                        Command::StopAllocation(StopAllocation { id, reschedule, evaluation })
+                        let is_always = evaluation.0[0].is_multiple_of(2);
+                        let replacement =
+                            if is_always { Replacement::Always } else { Replacement::ByKind };
+                        testing::stop_allocation(id, replacement, evaluation)
                     }
-                    None => Command::EvaluateJob(EvaluateJob { job, evaluation }),
+                    None => Command::EvaluateJob(EvaluateJob {
+                        job,
+                        force_reschedule: false,
+                        evaluation,
+                    }),
                 }
             }
             _ if self.swarm.operators => self.draw_operator(dice),
-            _ => Command::EvaluateJob(EvaluateJob { job, evaluation }),
+            _ => Command::EvaluateJob(EvaluateJob { job, force_reschedule: false, evaluation }),
         }
     }
 

@@ -87,7 +87,11 @@ impl World {
         }
         for _ in 0..dice.between(1, 3) {
             let evaluation = EvaluationId(self.ids.next());
-            self.ask(Command::EvaluateJob(EvaluateJob { job: key.clone(), evaluation }));
+            self.ask(Command::EvaluateJob(EvaluateJob {
+                job: key.clone(),
+                force_reschedule: false,
+                evaluation,
+            }));
         }
     }
 }

@@ -558,6 +558,7 @@ fn note_command(
         | Command::EvaluateJob(_)
         | Command::MarkJobVersion(_)
         | Command::ScaleJob(_)
+        | Command::ExpireRuns(_)
         | Command::RegisterNode(_)
         | Command::NodeReadiness(_)
         | Command::NodeShortage(_)

@@ -305,9 +305,10 @@ impl World {
                     purge,
                     evaluation,
                     evaluation_priority,
+                    no_shutdown_delay: false,
                 })
             }
-            _ => Command::EvaluateJob(EvaluateJob { job, evaluation }),
+            _ => Command::EvaluateJob(EvaluateJob { job, force_reschedule: false, evaluation }),
         };
         self.ask(command);
     }

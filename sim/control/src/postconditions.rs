@@ -140,6 +140,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         | Command::FailDeployment(_)
         | Command::PauseDeployment(_)
         | Command::SetAllocationHealth(_)
+        | Command::ExpireRuns(_)
         | Command::ExpireDeployments(_)
         | Command::DispatchJob(_)
         | Command::DeleteEvaluations(_) => {}

@@ -92,7 +92,9 @@ impl World {
                     preserve_counts: false,
                 })
             }
-            5 | 6 => Command::EvaluateJob(EvaluateJob { job: key, evaluation }),
+            5 | 6 => {
+                Command::EvaluateJob(EvaluateJob { job: key, force_reschedule: false, evaluation })
+            }
             _ => {
                 let purge = dice.percent(30);
                 Command::DeregisterJob(DeregisterJob {
@@ -100,6 +102,7 @@ impl World {
                     purge,
                     evaluation,
                     evaluation_priority: None,
+                    no_shutdown_delay: false,
                 })
             }
         }

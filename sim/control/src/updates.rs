@@ -67,7 +67,11 @@ impl World {
                 self.coverage.count(Event::UpdateHurried);
                 for _ in 0..dice.between(1, 3) {
                     let evaluation = EvaluationId(self.ids.next());
-                    self.ask(Command::EvaluateJob(EvaluateJob { job: key.clone(), evaluation }));
+                    self.ask(Command::EvaluateJob(EvaluateJob {
+                        job: key.clone(),
+                        force_reschedule: false,
+                        evaluation,
+                    }));
                 }
             }
             [_, ..] => {}

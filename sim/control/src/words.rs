@@ -51,8 +51,9 @@ pub(crate) fn of(command: &Command) -> String {
         Command::DeregisterJob(DeregisterJob { job, purge, evaluation, .. }) => {
             format!("DeregisterJob {} purge {purge} evaluation {}", job.id, short(evaluation))
         }
-        Command::EvaluateJob(EvaluateJob { job, evaluation }) => {
-            format!("EvaluateJob {} evaluation {}", job.id, short(evaluation))
+        Command::EvaluateJob(EvaluateJob { job, force_reschedule, evaluation }) => {
+            let by = if *force_reschedule { " forced" } else { "" };
+            format!("EvaluateJob {}{by} evaluation {}", job.id, short(evaluation))
         }
         Command::MarkJobVersion(MarkJobVersion { job, mark }) => {
             format!("MarkJobVersion {} {mark:?}", job.id)
@@ -177,6 +178,7 @@ pub(crate) fn of(command: &Command) -> String {
         | Command::SetAllocationHealth(_)
         | Command::ExpireDeployments(_)
         | Command::DispatchJob(_)
+        | Command::ExpireRuns(_)
         | Command::DeleteEvaluations(_) => format!("{command:?}"),
     }
 }

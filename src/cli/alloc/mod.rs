@@ -44,7 +44,7 @@ pub(crate) enum AllocCommand {
     Fs(FsArgs),
     /// Stop an allocation; the scheduler replaces it if the job still wants it. One of a batch or sysbatch job is replaced with -reschedule only
     #[command(
-        after_help = "Examples:\n  quorate alloc stop 5b98a6ea\n  quorate alloc stop -detach 5b98a6ea\n  quorate alloc stop -reschedule 5b98a6ea"
+        after_help = "Examples:\n  quorate alloc stop 5b98a6ea\n  quorate alloc stop -detach 5b98a6ea\n  quorate alloc stop -reschedule 5b98a6ea\n  quorate alloc stop -no-reschedule 5b98a6ea     leave its place empty until the job changes"
     )]
     Stop(StopArgs),
 }
@@ -73,6 +73,7 @@ impl StatusArgs {
 
 /// Flags of `alloc stop`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub(crate) struct StopArgs {
     /// The allocation's id or the beginning of it
     allocation: String,
@@ -82,6 +83,12 @@ pub(crate) struct StopArgs {
     /// Run an instance of a batch or sysbatch job again, also when it has been stopped already
     #[arg(long)]
     reschedule: bool,
+    /// Leave its place empty until the job changes
+    #[arg(long, conflicts_with = "reschedule")]
+    no_reschedule: bool,
+    /// Stop it without the shutdown delays of its group and tasks
+    #[arg(long)]
+    no_shutdown_delay: bool,
     #[command(flatten)]
     style: Style,
 }
@@ -296,7 +303,13 @@ fn scores(metric: &Value) -> String {
 
 fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
     let id = resolve::id(context, resolve::ALLOCATION, &arguments.allocation)?;
-    let query = [("reschedule", if arguments.reschedule { "true" } else { "false" })];
+    let flags = [
+        ("reschedule", arguments.reschedule),
+        ("no_reschedule", arguments.no_reschedule),
+        ("no_shutdown_delay", arguments.no_shutdown_delay),
+    ];
+    let given = flags.into_iter().filter(|(_, is_given)| *is_given);
+    let query: Vec<_> = given.map(|(name, _)| (name, "true")).collect();
     let answer = context.client.put(&format!("/v1/allocation/{id}/stop"), &query, &json!({}));
     let answer = monitor::or_missing(answer, "allocation", &id)?;
     if arguments.style.json {

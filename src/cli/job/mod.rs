@@ -5,8 +5,10 @@
 mod diff;
 mod dispatch;
 mod plan;
+mod restart;
 mod run;
 mod scale;
+mod start;
 mod status;
 mod versions;
 
@@ -27,6 +29,7 @@ use crate::percent::encode;
 
 pub(crate) use plan::PlanArgs;
 pub(crate) use run::{RunArgs, register};
+pub(crate) use start::StartArgs;
 pub(crate) use status::StatusArgs;
 
 /// Largest job file read.
@@ -48,9 +51,15 @@ pub(crate) enum JobCommand {
     Dispatch(dispatch::DispatchArgs),
     /// Stop a job
     #[command(
-        after_help = "Examples:\n  quorate job stop web\n  quorate job stop -purge -detach web"
+        after_help = "Examples:\n  quorate job stop web\n  quorate job stop -purge -detach web\n  quorate job stop -no-shutdown-delay web"
     )]
     Stop(StopArgs),
+    /// Run a stopped job again, as it was
+    #[command(after_help = "Examples:\n  quorate job start web")]
+    Start(start::StartArgs),
+    /// Restart or replace the instances of a job, some at a time
+    #[command(after_help = restart::EXAMPLES)]
+    Restart(restart::RestartArgs),
     /// List the versions of a job
     #[command(
         after_help = "Examples:\n  quorate job history web\n  quorate job history -p web                what each version changed\n  quorate job history -version 2 -json web"
@@ -89,7 +98,9 @@ pub(crate) enum JobCommand {
     #[command(after_help = "Examples:\n  quorate job inspect web > web.json")]
     Inspect(InspectArgs),
     /// Have the scheduler look at a job again
-    #[command(after_help = "Examples:\n  quorate job eval web")]
+    #[command(
+        after_help = "Examples:\n  quorate job eval web\n  quorate job eval -force-reschedule web     replace what failed now, whatever delay it waits for"
+    )]
     Eval(EvalArgs),
     /// Check a job file without registering it
     #[command(
@@ -100,6 +111,7 @@ pub(crate) enum JobCommand {
 
 /// Flags of `job stop`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of Nomad's command")]
 pub(crate) struct StopArgs {
     /// The job's id
     job: String,
@@ -115,6 +127,12 @@ pub(crate) struct StopArgs {
     /// Priority of the evaluation, 1 to 100
     #[arg(long, value_name = "N")]
     eval_priority: Option<u32>,
+    /// End its instances without their shutdown delays
+    #[arg(long)]
+    no_shutdown_delay: bool,
+    /// Accepted for scripts: there is one region
+    #[arg(long, hide = true)]
+    global: bool,
     #[command(flatten)]
     style: Style,
 }
@@ -143,6 +161,9 @@ pub(crate) struct InspectArgs {
 pub(crate) struct EvalArgs {
     /// The job's id
     job: String,
+    /// Replace failed instances at once, whatever delay or bound they wait for
+    #[arg(long)]
+    force_reschedule: bool,
     /// Do not follow the evaluation
     #[arg(long)]
     detach: bool,
@@ -166,6 +187,8 @@ pub(crate) fn run(context: &Context, command: &JobCommand) -> Outcome {
         JobCommand::Status(arguments) => status::run(context, arguments),
         JobCommand::Dispatch(arguments) => dispatch::run(context, arguments),
         JobCommand::Stop(arguments) => stop(context, arguments),
+        JobCommand::Start(arguments) => start::start(context, arguments),
+        JobCommand::Restart(arguments) => restart::restart(context, arguments),
         JobCommand::History(arguments) => versions::history(context, arguments),
         JobCommand::Plan(arguments) => plan::run(context, arguments),
         JobCommand::Revert(arguments) => versions::revert(context, arguments),
@@ -253,6 +276,7 @@ fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
     let priority = arguments.eval_priority.map(|number| number.to_string());
     let mut query = vec![("purge", if arguments.purge { "true" } else { "false" })];
     query.extend(priority.as_deref().map(|number| ("eval_priority", number)));
+    query.extend(arguments.no_shutdown_delay.then_some(("no_shutdown_delay", "true")));
     query.push(("namespace", job.namespace.as_str()));
     let answer = context.client.delete(&format!("/v1/job/{}", encode(&job.id)), &query)?;
     if arguments.style.json {
@@ -324,7 +348,9 @@ fn evaluate(context: &Context, arguments: &EvalArgs) -> Outcome {
     let found = resolve::job(context, &arguments.job)?;
     let path = format!("/v1/job/{}/evaluate", encode(&found.id));
     let namespace = [("namespace", found.namespace.as_str())];
-    let answer = context.client.put(&path, &namespace, &json!({ "JobID": found.id }))?;
+    let options = json!({"ForceReschedule": arguments.force_reschedule});
+    let request = json!({"JobID": found.id, "EvalOptions": options});
+    let answer = context.client.put(&path, &namespace, &request)?;
     if arguments.style.json {
         context.output.json(&answer)?;
         return Ok(Exit::Success);

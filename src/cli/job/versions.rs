@@ -19,6 +19,9 @@ pub(crate) struct HistoryArgs {
     /// Show what each version changed
     #[arg(short = 'p', long)]
     patch: bool,
+    /// Print the versions as the API has them
+    #[arg(long)]
+    full: bool,
     /// Only this version
     #[arg(long, value_name = "N", conflicts_with = "tag")]
     version: Option<i64>,
@@ -117,7 +120,7 @@ pub(super) fn history(context: &Context, arguments: &HistoryArgs) -> Outcome {
             (None, None) => bail!("job \"{}\" has no versions", job.id),
         }
     }
-    if arguments.style.json {
+    if arguments.style.json || arguments.full {
         let (versions, diffs): (Vec<_>, Vec<_>) = versions.into_iter().unzip();
         if with_diffs {
             context.output.json(&json!({ "Versions": versions, "Diffs": diffs }))?;
@@ -195,7 +198,9 @@ pub(super) fn revert(context: &Context, arguments: &RevertArgs) -> Outcome {
             u64::try_from(version.number("Version")).unwrap_or_default()
         }
     };
-    let request = json!({ "JobID": job.id, "JobVersion": version });
+    // Nobody's change in between is undone unseen.
+    let current = context.client.get(&path, &namespace)?.number("Version");
+    let request = json!({ "JobID": job.id, "JobVersion": version, "EnforcePriorVersion": current });
     let answer = context.client.put(&format!("{path}/revert"), &namespace, &request)?;
     if arguments.style.json {
         context.output.json(&answer)?;

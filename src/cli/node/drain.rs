@@ -22,7 +22,8 @@ pub(super) const EXAMPLES: &str = "Examples:
   quorate node drain -enable -deadline 10m agent-1     what has not moved after ten minutes is stopped
   quorate node drain -enable -force agent-1            stop everything now
   quorate node drain -disable agent-1                  stop draining, place on it again
-  quorate node drain -monitor agent-1                  follow a drain that goes on";
+  quorate node drain -monitor agent-1                  follow a drain that goes on
+  quorate node drain -enable -self                     the node of the agent that is asked";
 
 /// Flags of `node drain`.
 #[derive(Debug, Args)]
@@ -61,8 +62,8 @@ pub(crate) struct DrainArgs {
     /// Accepted as in Nomad; nothing is asked
     #[arg(long, hide = true)]
     yes: bool,
-    /// The node's id, the beginning of it, or its name
-    node: String,
+    #[command(flatten)]
+    node: service::NodeOrSelf,
 }
 
 pub(super) fn run(context: &Context, arguments: &DrainArgs) -> Outcome {
@@ -75,7 +76,7 @@ pub(super) fn run(context: &Context, arguments: &DrainArgs) -> Outcome {
             "a deadline must be longer than 0s: use -force to stop everything now, or -no-deadline to wait for as long as it takes"
         );
     }
-    let id = resolve::id(context, resolve::NODE, &arguments.node)?;
+    let id = resolve::id(context, resolve::NODE, &arguments.node.typed(context)?)?;
     if !arguments.monitor {
         let path = format!("/v1/node/{id}/drain");
         let mut request = request(arguments);

@@ -4,9 +4,15 @@ use clap::Subcommand;
 
 use crate::cli::context::{Context, Outcome};
 use crate::cli::named::{ApplyArgs, Kind, ListArgs, NameArgs, print_rows};
+use crate::jobspec::Named;
 
-const NODE_POOL: Kind =
-    Kind { noun: "node pool", title: "Node pool", list: "/v1/node/pools", item: "/v1/node/pool" };
+const NODE_POOL: Kind = Kind {
+    noun: "node pool",
+    title: "Node pool",
+    list: "/v1/node/pools",
+    item: "/v1/node/pool",
+    file: Named::NodePool,
+};
 
 /// Names for sets of nodes, which jobs ask for
 #[derive(Debug, Subcommand)]
@@ -21,7 +27,7 @@ pub(crate) enum NodePoolCommand {
     Jobs(NameArgs),
     /// Make a node pool, or change it
     #[command(
-        after_help = "Example:\n  quorate node pool apply -description \"machines with GPUs\" gpu"
+        after_help = "Examples:\n  quorate node pool apply -description \"machines with GPUs\" gpu\n  quorate node pool apply gpu.hcl"
     )]
     Apply(ApplyArgs),
     /// Delete a node pool that has no nodes and no jobs

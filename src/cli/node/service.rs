@@ -8,6 +8,7 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::meta;
 use crate::cli::context::{Context, Exit, Outcome};
 use crate::cli::output::{Style, table};
 use crate::cli::view::Fields;
@@ -41,8 +42,32 @@ pub(crate) struct NodeArgs {
 pub(crate) struct EligibilityArgs {
     #[command(flatten)]
     switch: Switch,
+    /// Why, in a few words; everybody sees it
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
     #[command(flatten)]
-    node: NodeArgs,
+    node: NodeOrSelf,
+}
+
+/// A node, or that of the agent that is asked.
+#[derive(Debug, Args)]
+pub(super) struct NodeOrSelf {
+    /// The node's id, the beginning of it, or its name
+    #[arg(required_unless_present = "own")]
+    node: Option<String>,
+    /// The node of the agent that is asked
+    #[arg(long = "self", conflicts_with = "node")]
+    own: bool,
+}
+
+impl NodeOrSelf {
+    /// What is typed of it.
+    pub(super) fn typed(&self, context: &Context) -> anyhow::Result<String> {
+        match &self.node {
+            Some(typed) => Ok(typed.clone()),
+            None => meta::own_node(context),
+        }
+    }
 }
 
 /// Exactly one of two.
@@ -109,13 +134,19 @@ pub(super) fn unsuspend(context: &Context, arguments: &NodeArgs) -> Outcome {
 }
 
 pub(super) fn eligibility(context: &Context, arguments: &EligibilityArgs) -> Outcome {
-    set_eligibility(context, &arguments.node, arguments.switch.enable)
+    let EligibilityArgs { switch, reason, node } = arguments;
+    set_eligibility(context, &node.typed(context)?, reason.as_deref(), switch.enable)
 }
 
-pub(super) fn set_eligibility(context: &Context, node: &NodeArgs, enable: bool) -> Outcome {
-    let id = resolve::id(context, resolve::NODE_OR_OFFLINE, &node.node)?;
+/// `node online` and `node offline`.
+pub(super) fn serve(context: &Context, arguments: &NodeArgs, enable: bool) -> Outcome {
+    set_eligibility(context, &arguments.node, arguments.reason.as_deref(), enable)
+}
+
+fn set_eligibility(context: &Context, typed: &str, reason: Option<&str>, enable: bool) -> Outcome {
+    let id = resolve::id(context, resolve::NODE_OR_OFFLINE, typed)?;
     let eligibility = if enable { "eligible" } else { "ineligible" };
-    let reason = node.reason.as_deref().unwrap_or("");
+    let reason = reason.unwrap_or("");
     let body = json!({ "NodeID": id, "Eligibility": eligibility, "Reason": reason });
     let answer = put(context, &id, "eligibility", body)?;
     let warning = answer.text("Warnings");

@@ -87,12 +87,12 @@ job periodic
 job periodic force
 job plan
 job promote
-job restart
+job restart: all-tasks batch-size batch-wait group no-shutdown-delay on-error reschedule task verbose yes
 job revert
 job run: check-index consul-namespace detach eval-priority hcl2-strict json output policy-override preserve-counts preserve-resources ui var var-file vault-namespace verbose
 job scale: check-index detach verbose
 job scaling-events: verbose
-job start
+job start: detach verbose
 job status: all-allocs evals json short t ui verbose
 job stop: detach eval-priority global no-shutdown-delay purge verbose yes
 job tag

@@ -201,6 +201,7 @@ impl<'a> Turn<'a> {
             Command::DeleteEvaluations(command) => self.delete_evaluations(command),
             Command::DispatchJob(command) => self.dispatch_job(command),
             Command::ScaleJob(command) => self.scale_job(command),
+            Command::ExpireRuns(command) => Ok(self.expire_runs(command)),
         }
     }
 

@@ -171,6 +171,7 @@ impl TaskGroup {
             "the group",
             &[
                 self.shutdown_delay_ms,
+                self.max_run_ms,
                 self.restart.interval_ms,
                 self.restart.delay_ms,
                 migrate.healthy_ms_min,

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    allocation::{StopAllocation, UpdateAllocations},
+    allocation::{ExpireRuns, StopAllocation, UpdateAllocations},
     capacity::{DecideCapacity, ExpireRequirements, MoveMembers, SetRequirements},
     deployment::{
         ExpireDeployments, FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth,
@@ -107,6 +107,7 @@ pub enum Command {
     DeleteEvaluations(DeleteEvaluations),
     DispatchJob(DispatchJob),
     ScaleJob(ScaleJob),
+    ExpireRuns(ExpireRuns),
 }
 
 macro_rules! from_structs {
@@ -172,6 +173,7 @@ from_structs! {
     DeleteEvaluations,
     DispatchJob,
     ScaleJob,
+    ExpireRuns,
 }
 
 /// Why a command changed nothing. The same on every replica.

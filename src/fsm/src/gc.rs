@@ -95,8 +95,8 @@ impl State {
         }
         let Some(job) = job.filter(|job| !job.stop) else { return true };
         // It counts as an instance that finished does.
-        let is_ended =
-            matches!(job.kind, JobKind::Batch | JobKind::Sysbatch) && row.is_ended_by_request();
+        let runs_once = matches!(job.kind, JobKind::Batch | JobKind::Sysbatch);
+        let is_ended = row.may_stay_ended(runs_once) && row.is_ended_by_request();
         if row.is_server_terminal() && !is_ended {
             // Its predecessor counts as replaced only while this allocation exists, so this one
             // stays.

@@ -77,6 +77,7 @@ impl State {
         self.by_node = OrdMap::new();
         self.by_job = OrdMap::new();
         self.by_evaluation = OrdMap::new();
+        self.run_deadlines = OrdSet::new();
         self.occupancy = Occupancy::default();
         self.census = Census::default();
         self.sessions_by_time = self
@@ -202,6 +203,9 @@ impl State {
 
     pub(crate) fn index_allocation(&mut self, allocation: &Allocation) {
         let id = allocation.id;
+        if let Some(deadline) = self.run_deadline(allocation) {
+            self.run_deadlines.insert((deadline, id));
+        }
         insert_into(&mut self.by_node, allocation.node, id, "allocations-by-node");
         insert_into(
             &mut self.by_evaluation,
@@ -240,6 +244,11 @@ impl State {
 
     pub(crate) fn unindex_allocation(&mut self, allocation: &Allocation) {
         let id = allocation.id;
+        if let Some(deadline) = self.run_deadline(allocation)
+            && self.run_deadlines.remove(&(deadline, id)).is_none()
+        {
+            broken("run-deadlines", format_args!("none of {id}"));
+        }
         remove_from(&mut self.by_node, &allocation.node, id, "allocations-by-node");
         let evaluation = &allocation.evaluation;
         remove_from(&mut self.by_evaluation, evaluation, id, "allocations-by-evaluation");

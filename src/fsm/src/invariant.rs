@@ -100,6 +100,9 @@ fn derived_indexes(state: &State, out: &mut Vec<String>) {
     if fresh.capacity_pools != state.capacity_pools {
         out.push("pools of capacity groups differ from a recomputation".into());
     }
+    if fresh.run_deadlines != state.run_deadlines {
+        out.push("deadlines of runs differ from a recomputation".into());
+    }
     if fresh.per_node_jobs != state.per_node_jobs {
         out.push("per-node jobs differ from a recomputation".into());
     }

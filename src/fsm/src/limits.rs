@@ -85,6 +85,9 @@ pub const SESSION_REPLY_BYTES_MAX: usize = 256;
 pub const SESSION_REPLY_IDS_MAX: usize = 12;
 /// Text of a rejection in a kept reply, bytes.
 pub const SESSION_REPLY_TEXT_BYTES_MAX: usize = 200;
+/// From the time at which an agent has ended an allocation that runs too long until the servers do it,
+/// log time ms.
+pub const RUN_GRACE_MS: u64 = 30_000;
 /// Placements in one scheduling pass.
 pub const PLAN_PLACEMENTS_MAX: usize = 5_000;
 /// Digest marks that wait for a verdict.

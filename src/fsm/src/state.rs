@@ -14,7 +14,7 @@ use imbl::{OrdMap, OrdSet};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    allocation::{Allocation, LiveName},
+    allocation::{Allocation, ClientStatus, LiveName},
     capacity::{CapacitySource, CapacityTarget},
     codec::{self, DecodeError},
     deployment::Deployment,
@@ -23,6 +23,7 @@ use crate::{
     id::{AllocationId, EvaluationId, Index, InstanceId, JobKey, NodeId, RequestId, Text, TimeMs},
     indexes::JobIndex,
     job::{Children, GroupScaling, Job, JobKind, JobSpec, JobVersion},
+    limits,
     node::{CapacityGain, Census, Drain, MassLoss, Node, Occupancy, OfflineNode, Tombstone},
     pool::{Instance, InstancePool, ProviderLimit, ProviderList, Unhelped},
     resources::NodeUsage,
@@ -88,6 +89,8 @@ pub struct State {
     /// By parent.
     pub(crate) children: OrdMap<JobKey, Arc<Children>>,
     pub(crate) by_evaluation: OrdMap<EvaluationId, OrdSet<AllocationId>>,
+    /// When the servers stop what runs too long.
+    pub(crate) run_deadlines: OrdSet<(TimeMs, AllocationId)>,
     /// Jobs that run once per node.
     pub(crate) per_node_jobs: OrdSet<JobKey>,
     pub(crate) sessions_by_time: OrdSet<(TimeMs, RequestId)>,
@@ -473,6 +476,28 @@ impl State {
     /// The allocation that holds a name, if one does.
     pub fn live_name(&self, job: &JobKey, name: &LiveName) -> Option<AllocationId> {
         self.by_job.get(job)?.live_names.get(name).copied()
+    }
+
+    /// When the servers stop an allocation that runs longer than its group may: later than its agent
+    /// does. None: it does not run, or has no bound.
+    pub fn run_deadline(&self, allocation: &Allocation) -> Option<TimeMs> {
+        if !allocation.is_live() || allocation.client != ClientStatus::Running {
+            return None;
+        }
+        let group = self.allocation_spec(allocation)?.group(&allocation.group)?;
+        if group.max_run_ms == 0 {
+            return None;
+        }
+        let ends = group.tasks.iter();
+        let ends = ends.map(|task| task.shutdown_delay_ms.saturating_add(task.kill_timeout_ms));
+        let waits = [group.max_run_ms, group.shutdown_delay_ms, ends.max().unwrap_or_default()];
+        let grace = allocation.client_at.saturating_add(limits::RUN_GRACE_MS);
+        Some(waits.into_iter().fold(grace, TimeMs::saturating_add))
+    }
+
+    /// The deadlines of all that may run for a limited time, the first one first.
+    pub fn run_deadlines(&self) -> impl Iterator<Item = (TimeMs, AllocationId)> {
+        self.run_deadlines.iter().copied()
     }
 
     /// Whether a failed allocation may have a successor by the policy of the version that it runs.

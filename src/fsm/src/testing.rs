@@ -17,7 +17,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 
 use crate::{
-    allocation::{Allocation, ClientStatus, ClientUpdate, NodeReport, UpdateAllocations},
+    allocation::{
+        Allocation, ClientStatus, ClientUpdate, NodeReport, Replacement, StopAllocation,
+        UpdateAllocations,
+    },
     apply::Applied,
     capacity::{
         BusyRule, CapacityGroup, DecideCapacity, DecidedCapacity, Dimension, Prediction,
@@ -474,7 +477,11 @@ impl Driver {
     /// Makes an evaluation of a job.
     pub fn evaluate_job(&mut self, name: &str) -> EvaluationId {
         let evaluation = self.evaluation_id();
-        self.accept(Command::EvaluateJob(EvaluateJob { job: job_key(name), evaluation }));
+        self.accept(Command::EvaluateJob(EvaluateJob {
+            job: job_key(name),
+            force_reschedule: false,
+            evaluation,
+        }));
         evaluation
     }
 
@@ -486,6 +493,7 @@ impl Driver {
             purge,
             evaluation,
             evaluation_priority: None,
+            no_shutdown_delay: false,
         });
         let reply = self.accept(command);
         let Reply::Job { evaluation, .. } = reply else { panic!("unexpected reply {reply:?}") };
@@ -891,6 +899,7 @@ pub fn group(name: &str, count: u32) -> TaskGroup {
         disk_mb: ASK.disk_mb,
         shutdown_delay_ms: 0,
         services_json: "".into(),
+        max_run_ms: 0,
         scaling: None,
     }
 }
@@ -927,6 +936,16 @@ pub fn register(spec: JobSpec, evaluation: EvaluationId) -> Command {
         submission: None,
         preserve_counts: false,
     })
+}
+
+/// The command that stops an allocation.
+pub fn stop_allocation(
+    id: AllocationId,
+    replacement: Replacement,
+    evaluation: EvaluationId,
+) -> Command {
+    let no_shutdown_delay = false;
+    Command::StopAllocation(StopAllocation { id, replacement, no_shutdown_delay, evaluation })
 }
 
 /// An outcome with a status and nothing else.

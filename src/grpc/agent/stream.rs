@@ -222,6 +222,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
     // A person says it of the others.
     let is_watched = update.is_some_and(|update| update.health_check != HealthCheck::Manual);
     let watched = row.deployment.filter(|_| is_watched);
+    let delay_ms = |ms: u64| if row.transition.no_shutdown_delay { 0 } else { ms };
     pb::Allocation {
         id: row.id.0.to_vec().into(),
         namespace: row.job.namespace.to_string(),
@@ -250,7 +251,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
                 kill_timeout_ms: task.kill_timeout_ms,
                 kill_signal: task.kill_signal.to_string(),
                 leader: task.leader,
-                shutdown_delay_ms: task.shutdown_delay_ms,
+                shutdown_delay_ms: delay_ms(task.shutdown_delay_ms),
                 restart: Some(restart(task.restart)),
                 log_files_max: task.logs.files_max,
                 log_file_mb_max: task.logs.file_mb_max,
@@ -270,7 +271,8 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
         address: node.description.resources.address.to_string(),
         restart: group.map(|group| restart(group.restart)),
         disk_mb: group.map_or(0, |group| group.disk_mb),
-        shutdown_delay_ms: group.map_or(0, |group| group.shutdown_delay_ms),
+        shutdown_delay_ms: group.map_or(0, |group| delay_ms(group.shutdown_delay_ms)),
+        max_run_ms: group.map_or(0, |group| group.max_run_ms),
         region: spec.region.to_string(),
         payload: payload.unwrap_or_default().into(),
         datacenter: node.description.datacenter.to_string(),

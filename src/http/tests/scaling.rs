@@ -111,6 +111,9 @@ async fn policies_are_listed_by_job_and_type_and_found_by_id() {
     assert_eq!((&policy["Min"], &policy["Max"]), (&json!(1), &json!(5)));
     assert_eq!(policy["Policy"]["check"][0]["cpu"][0]["source"], "nomad-apm");
     assert_eq!(policy["ModifyIndex"], stub["ModifyIndex"]);
+    let search = json!({"Prefix": &id[..6], "Context": "scaling_policy"});
+    let found = server.put("/v1/search", &search).await.ok();
+    assert_eq!(found["Matches"], json!({"scaling_policy": [id]}));
     for unknown in ["x", "11111111-1111-8111-8111-111111111111"] {
         let missing = server.get(&format!("/v1/scaling/policy/{unknown}")).await;
         assert_eq!((missing.status, missing.text.as_str()), (404, "policy not found"));

@@ -73,6 +73,7 @@ async fn a_search_shows_twenty_matches_and_says_that_there_are_more() {
     for number in 0..40_u8 {
         cluster.must(fsm::Command::EvaluateJob(EvaluateJob {
             job: JobKey::new("default", "web"),
+            force_reschedule: false,
             evaluation: EvaluationId([0xab, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
         }));
     }

@@ -259,6 +259,7 @@ async fn a_large_list_is_complete() {
         id[..8].copy_from_slice(&number.to_be_bytes());
         cluster.must(fsm::Command::EvaluateJob(EvaluateJob {
             job: JobKey::new("default", "web"),
+            force_reschedule: false,
             evaluation: EvaluationId(id),
         }));
     }

@@ -67,7 +67,7 @@ pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
                     "Migrate": transition.migrate,
                     "Reschedule": transition.reschedule,
                     "ForceReschedule": Value::Null,
-                    "NoShutdownDelay": Value::Null,
+                    "NoShutdownDelay": transition.no_shutdown_delay.then_some(true),
                 }),
             ),
             ("DeploymentID", id_or_empty(allocation.deployment.map(|own| own.id))),

@@ -2,6 +2,7 @@
 
 use fsm::{
     Job, State,
+    deployment::AllocationDeployment,
     job::{GroupScaling, ScalingEvent, ScalingPolicy},
 };
 use serde_json::{Map, Value, json};
@@ -49,7 +50,7 @@ fn group_status(
         }
         placed += 1;
         running += u32::from(row.client == fsm::ClientStatus::Running);
-        let is_healthy = row.deployment.as_ref().and_then(|own| own.is_healthy());
+        let is_healthy = row.deployment.as_ref().and_then(AllocationDeployment::is_healthy);
         healthy += u32::from(is_healthy == Some(true));
         unhealthy += u32::from(is_healthy == Some(false));
     }

@@ -1,7 +1,7 @@
 //! Task groups. Owns what a group needs (tasks, distinct names, one leader, room for logs) and what of it is not built yet.
 
 use fsm::{
-    Text,
+    JobKind, Text,
     job::{Task, TaskGroup},
 };
 use serde_json::Value;
@@ -55,6 +55,7 @@ pub(super) fn read(
         network,
         disk_mb,
         shutdown_delay_ms: fields.duration_ms("ShutdownDelay", report).unwrap_or(0),
+        max_run_ms: max_run_ms(&mut fields, inherited.kind, report),
         services_json: services.into_text(),
         name,
     };
@@ -79,11 +80,28 @@ fn refuse_unsupported(fields: &mut Fields<'_>, name: &str, report: &mut Report) 
         ("MaxClientDisconnect", "max_client_disconnect is"),
         ("StopAfterClientDisconnect", "stop_after_client_disconnect is"),
         ("PreventRescheduleOnLost", "prevent_reschedule_on_lost is"),
-        ("MaxRunDuration", "max_run_duration is"),
     ] {
         fields.refuse(field, &owner, what, report);
     }
     task::refuse_consul(fields, &owner, report);
+}
+
+/// Longest run of an instance; nobody ends a service for its age.
+fn max_run_ms(fields: &mut Fields<'_>, kind: JobKind, report: &mut Report) -> u64 {
+    let Some(max_ms) = fields.duration_ms("MaxRunDuration", report) else { return 0 };
+    let path = fields.at("MaxRunDuration");
+    match kind {
+        JobKind::Batch | JobKind::Sysbatch if max_ms > 0 => {}
+        JobKind::Batch | JobKind::Sysbatch => report.error(path, "must be longer than 0s"),
+        JobKind::Service | JobKind::System => {
+            let kind = kind.name();
+            let message = format!(
+                "only batch and sysbatch jobs end after a time, this one is {kind}: remove it"
+            );
+            report.error(path, message);
+        }
+    }
+    max_ms
 }
 
 fn disk_mb(fields: &mut Fields<'_>, report: &mut Report) -> u64 {

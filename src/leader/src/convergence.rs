@@ -343,6 +343,7 @@ impl World {
                     purge: *purge,
                     evaluation,
                     evaluation_priority: None,
+                    no_shutdown_delay: false,
                 }));
             }
             Event::Down(node) => {

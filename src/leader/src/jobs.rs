@@ -2,3 +2,4 @@
 
 pub(crate) mod deployments;
 pub mod gc;
+pub(crate) mod run_time;

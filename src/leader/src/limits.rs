@@ -42,6 +42,8 @@ pub const NODE_LINES_MAX: u32 = 20;
 pub const MASS_LOSS_LOOK_MS: u64 = 1_000;
 /// A command that is due is offered again after this time if the state still asks for it.
 pub const DUE_RETRY_MS: u64 = 30_000;
+/// Allocations that run too long, in one command.
+pub const RUNS_BATCH_MAX: usize = 256;
 /// Deployments whose deadline is over, in one command.
 pub const DEPLOYMENTS_BATCH_MAX: usize = 256;
 /// Allocations marked for migration in one poll.

@@ -129,6 +129,7 @@ pub(crate) fn job(state: &mut State, name: &str, kind: JobKind, count: u32, max_
         disk_mb: 0,
         shutdown_delay_ms: 0,
         services_json: "".into(),
+        max_run_ms: 0,
         scaling: None,
     };
     let spec = JobSpec {

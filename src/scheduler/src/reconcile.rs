@@ -257,7 +257,8 @@ impl<'a> Of<'a, '_> {
                 allocation.next.is_some_and(|next| pass.state.allocations().contains(&next));
             let current = (allocation.job_create_index, allocation.job_version) == version;
             let is_run_once = kind == JobKind::Batch && current;
-            if is_run_once && !superseded && allocation.is_ended_by_request() {
+            let may_stay_ended = current && allocation.may_stay_ended(is_run_once);
+            if may_stay_ended && !superseded && allocation.is_ended_by_request() {
                 sorted.kept.push(allocation);
                 continue;
             }
@@ -302,7 +303,7 @@ impl<'a> Of<'a, '_> {
                         &mut sorted.superseded
                     } else if is_lost(pass, allocation) {
                         &mut sorted.lost
-                    } else if is_run_once && is_over(allocation) {
+                    } else if may_stay_ended && is_over(allocation) {
                         sorted.ending.push(allocation);
                         &mut sorted.kept
                     } else if allocation.transition.migrate || allocation.transition.reschedule {

@@ -197,14 +197,15 @@ impl<'a> Work<'a> {
         (allocation.job_create_index, allocation.job_version) == self.version
     }
 
-    /// A sysbatch instance that ended by itself, or by a drain or a user, is done until the job changes.
+    /// A sysbatch instance that ended by itself, or by a drain or a user, is done until the job changes; one of a system job if that user said so.
     fn has_finished(&self, allocation: &Allocation) -> bool {
+        let runs_once = self.kind == JobKind::Sysbatch;
         let has_ended = !allocation.is_server_terminal()
             && !allocation.transition.reschedule
             && matches!(allocation.client, ClientStatus::Complete | ClientStatus::Failed);
-        self.kind == JobKind::Sysbatch
-            && self.is_current(allocation)
-            && (has_ended || allocation.is_ended_by_request())
+        self.is_current(allocation)
+            && ((runs_once && has_ended)
+                || (allocation.may_stay_ended(runs_once) && allocation.is_ended_by_request()))
     }
 
     fn fate(
@@ -223,8 +224,9 @@ impl<'a> Work<'a> {
         }
         let transition = allocation.transition;
         if transition.migrate || transition.reschedule {
-            let is_run_once = self.kind == JobKind::Sysbatch && self.is_current(allocation);
-            let is_over = is_run_once && !transition.reschedule;
+            let runs_once = self.kind == JobKind::Sysbatch;
+            let may_stay = self.is_current(allocation) && allocation.may_stay_ended(runs_once);
+            let is_over = may_stay && !transition.reschedule;
             return Fate::Stop(if is_over { Reason::Ended } else { Reason::Migrating });
         }
         let state = self.draft.pass.state;

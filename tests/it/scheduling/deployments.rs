@@ -54,7 +54,7 @@ impl Stage {
     }
 
     /// What a command of the program prints, and how it ends.
-    fn quorate(&self, arguments: &[&str]) -> (i32, String) {
+    pub(super) fn quorate(&self, arguments: &[&str]) -> (i32, String) {
         let address = format!("http://{}", self.cluster.http(0));
         let mut command = program();
         command.args(arguments).arg("-address").arg(address);

@@ -13,6 +13,7 @@ mod garbage;
 mod groups;
 mod jobs;
 mod leader_loss;
+mod lives;
 mod metrics;
 mod node_life;
 mod nodes;

@@ -3,6 +3,7 @@
 
 use fsm::{
     ClientStatus, DesiredStatus, JobKind, Trigger,
+    allocation::Replacement,
     command::Command,
     job::{Constraint, UpdateStrategy},
     node::Readiness,
@@ -455,17 +456,19 @@ fn i47_a_finished_batch_instance_that_runs_again_is_found() {
 
 #[test]
 fn i47_one_that_failed_while_it_was_to_end_and_runs_again_is_found() {
-    for reschedule in [false, true] {
+    for replacement in [Replacement::ByKind, Replacement::Always] {
         let mut driver = Driver::default();
         let node = ready(&mut driver, "n1");
         driver.register_job(testing::job("sum", JobKind::Batch, 1));
         let id = driver.run("sum", 0, node);
         let evaluation = driver.evaluation_id();
-        let stop = fsm::allocation::StopAllocation { id, reschedule, evaluation };
-        driver.accept(fsm::Command::StopAllocation(stop));
+        driver.accept(testing::stop_allocation(id, replacement, evaluation));
         driver.report(id, ClientStatus::Failed);
         let again = placing(&driver, id, |_| ());
-        assert_eq!(numbers_of_step(&driver.state, &again).contains("I47"), !reschedule);
+        assert_eq!(
+            numbers_of_step(&driver.state, &again).contains("I47"),
+            replacement == Replacement::ByKind
+        );
     }
 }
 

@@ -40,11 +40,29 @@ pub struct UpdateAllocations {
     pub reports: Vec<NodeReport>,
 }
 
-/// A user's stop of one allocation: it is replaced elsewhere. An instance of a batch or sysbatch job
-/// is replaced only if that is asked for, also when it has been stopped already.
+/// What comes after an allocation that a user stops.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Replacement {
+    /// As the kind of the job has it: another one, but none of a batch or sysbatch job.
+    #[default]
+    ByKind,
+    /// Another one, also of an instance that has been stopped already.
+    Always,
+    /// None until the job changes.
+    Never,
+}
+
+/// A user's stop of one allocation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StopAllocation {
     pub id: AllocationId,
-    pub reschedule: bool,
+    pub replacement: Replacement,
+    pub no_shutdown_delay: bool,
     pub evaluation: EvaluationId,
+}
+
+/// Stops the allocations that run longer than their group may; `apply` checks each again.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ExpireRuns {
+    pub ids: Vec<AllocationId>,
 }

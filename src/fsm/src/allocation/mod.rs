@@ -8,9 +8,11 @@ mod transitions;
 mod tests;
 
 pub use self::{
-    commands::{ClientUpdate, NodeReport, StopAllocation, UpdateAllocations},
+    commands::{
+        ClientUpdate, ExpireRuns, NodeReport, Replacement, StopAllocation, UpdateAllocations,
+    },
     row::{
         Allocation, ClientStatus, DesiredStatus, DesiredTransition, ENDED_BY_REQUEST, LiveName,
-        NameScope, RescheduleEvent, TaskEvent, TaskState,
+        NameScope, RUN_TIME_OVER, RescheduleEvent, TaskEvent, TaskState,
     },
 };

@@ -18,6 +18,9 @@ use crate::{
 pub const ENDED_BY_REQUEST: &str =
     "alloc was stopped by a drain or a user, and is not run again by itself";
 
+/// Why an allocation ended that ran longer than its group may.
+pub const RUN_TIME_OVER: &str = "allocation exceeded max_run_duration";
+
 /// What the servers want of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum DesiredStatus {
@@ -85,12 +88,18 @@ impl ClientStatus {
 
 /// Requests about an allocation that a scheduler must act on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "marks that are set one by one")]
 pub struct DesiredTransition {
     /// Move the allocation to another node (drain, or a user's stop). That ends an instance of a
     /// batch or sysbatch job, which is not run again by itself.
     pub migrate: bool,
-    /// Replace the allocation even if the job's kind would not (a user's stop that asks for it).
+    /// Replace the allocation even if the job's kind or policy would not, or not yet (a user's stop
+    /// or evaluation that asks for it).
     pub reschedule: bool,
+    /// Do not replace it until the job changes (a user's stop that asks for it).
+    pub no_replacement: bool,
+    /// It ends without the shutdown delays of its group and tasks.
+    pub no_shutdown_delay: bool,
 }
 
 /// Something that happened to a task.
@@ -269,11 +278,18 @@ impl Allocation {
         }
     }
 
-    /// A drain or a user ended it, and nobody asked for another: an instance of a batch or sysbatch
-    /// job that is not run again until the job changes. One that failed after it was to end, before
+    /// Whether the end that a drain or a user asked for lasts until the job changes: of a job that
+    /// runs once, and wherever the user said so.
+    pub fn may_stay_ended(&self, runs_once: bool) -> bool {
+        runs_once || self.transition.no_replacement
+    }
+
+    /// A drain or a user ended it, and nobody asked for another: it is not run again until the job
+    /// changes, if [`Self::may_stay_ended`]. One that ended by itself after it was to end, before
     /// its stop was planned, is the same.
     pub fn is_ended_by_request(&self) -> bool {
-        let is_over = self.is_server_terminal() || self.client == ClientStatus::Failed;
+        let completed = self.client == ClientStatus::Complete && self.transition.no_replacement;
+        let is_over = self.is_server_terminal() || self.client == ClientStatus::Failed || completed;
         is_over && self.transition.migrate && !self.transition.reschedule
     }
 

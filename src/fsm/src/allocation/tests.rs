@@ -2,7 +2,8 @@
 
 use crate::{
     allocation::{
-        ClientStatus, NodeReport, StopAllocation, TaskEvent, TaskState, UpdateAllocations,
+        ClientStatus, ExpireRuns, NodeReport, RUN_TIME_OVER, Replacement, TaskEvent, TaskState,
+        UpdateAllocations,
     },
     command::{Command, Rejection},
     evaluation::{EvaluationStatus, EvaluationUpdate, Trigger, UpdateEvaluations},
@@ -10,7 +11,7 @@ use crate::{
     job::JobKind,
     limits,
     node::EvaluateNode,
-    testing::{Driver, description, job, rows},
+    testing::{Driver, START_MS, description, job, rows, stop_allocation},
     tests::with_leader_changes,
 };
 
@@ -122,22 +123,19 @@ fn a_users_stop_marks_the_allocation_and_makes_an_evaluation() {
         driver.register_job(job("t", JobKind::Batch, 1));
         let id = driver.run("t", 0, node);
         let evaluation = driver.evaluation_id();
-        let command = StopAllocation { id, reschedule: false, evaluation };
-        driver.accept(Command::StopAllocation(command.clone()));
+        let command = stop_allocation(id, Replacement::ByKind, evaluation);
+        driver.accept(command.clone());
         let row = driver.allocation(id);
         assert!(row.transition.migrate && !row.transition.reschedule && row.is_live());
         assert_eq!(driver.evaluation(evaluation).trigger, Trigger::AllocStop);
-        let again = Command::StopAllocation(command.clone());
-        assert!(matches!(driver.reject(again), Rejection::Invalid(_)));
-        let unknown = StopAllocation { id: AllocationId([9; 16]), ..command.clone() };
-        let unknown = Command::StopAllocation(unknown);
+        assert!(matches!(driver.reject(command), Rejection::Invalid(_)));
+        let unknown = stop_allocation(AllocationId([9; 16]), Replacement::ByKind, evaluation);
         assert_eq!(driver.reject(unknown).to_string(), "alloc not found");
         let plan = driver.plan(evaluation).stopping(id, None);
         assert!(driver.commit_plan(plan).outcome_taken);
         assert!(driver.allocation(id).is_ended_by_request());
         let evaluation = driver.evaluation_id();
-        let again = StopAllocation { reschedule: true, evaluation, ..command };
-        driver.accept(Command::StopAllocation(again));
+        driver.accept(stop_allocation(id, Replacement::Always, evaluation));
         assert!(driver.allocation(id).transition.reschedule, "also what has ended is run again");
     });
 }
@@ -148,16 +146,15 @@ fn what_fails_before_its_stop_has_ended_by_request() {
     let node = driver.node("a");
     driver.register_job(job("t", JobKind::Batch, 1));
     let id = driver.run("t", 0, node);
-    let stop = |driver: &mut Driver, reschedule| {
+    let stop = |driver: &mut Driver, replacement| {
         let evaluation = driver.evaluation_id();
-        let command = StopAllocation { id, reschedule, evaluation };
-        driver.accept(Command::StopAllocation(command));
+        driver.accept(stop_allocation(id, replacement, evaluation));
     };
-    stop(&mut driver, false);
+    stop(&mut driver, Replacement::ByKind);
     driver.report(id, ClientStatus::Failed);
     let row = driver.allocation(id);
     assert!(row.is_ended_by_request() && !row.is_server_terminal());
-    stop(&mut driver, true);
+    stop(&mut driver, Replacement::Always);
     let row = driver.allocation(id);
     assert!(row.transition.reschedule && !row.is_ended_by_request(), "it may be run again");
 }
@@ -170,12 +167,56 @@ fn what_is_lost_before_its_stop_has_not_ended_by_request() {
     driver.register_job(job("t", JobKind::Batch, 1));
     let id = driver.run("t", 0, node);
     let evaluation = driver.evaluation_id();
-    let command = StopAllocation { id, reschedule: false, evaluation };
-    driver.accept(Command::StopAllocation(command));
+    driver.accept(stop_allocation(id, Replacement::ByKind, evaluation));
     let plan = driver.plan(evaluation).stopping(id, Some(ClientStatus::Lost));
     assert!(driver.commit_plan(plan).outcome_taken);
     assert!(driver.allocation(id).is_server_terminal());
     assert!(!driver.allocation(id).is_ended_by_request());
+}
+
+/// Also a command that comes early, or late, stops only what is over.
+#[test]
+fn what_runs_too_long_ends_and_is_not_run_again() {
+    with_leader_changes(|driver| {
+        let node = driver.node("a");
+        let mut spec = job("t", JobKind::Batch, 2);
+        spec.groups[0].max_run_ms = 60_000;
+        driver.register_job(spec);
+        let ids = [driver.run("t", 0, node), driver.place("t", 1, node)];
+        let deadline = driver.state.run_deadline(driver.allocation(ids[0])).expect("it runs");
+        // The grace, and the kill timeout of the task.
+        assert_eq!(deadline, driver.allocation(ids[0]).client_at + 60_000 + 30_000 + 5_000);
+        assert_eq!(driver.state.run_deadline(driver.allocation(ids[1])), None, "it does not run");
+        for at in [deadline - 1_000, deadline] {
+            driver.at_ms(at - START_MS);
+            driver.accept(ExpireRuns { ids: ids.to_vec() }.into());
+            let row = driver.allocation(ids[0]);
+            assert_eq!(row.is_server_terminal(), at == deadline);
+            assert!(driver.allocation(ids[1]).is_live());
+        }
+        let row = driver.allocation(ids[0]);
+        assert!(row.is_ended_by_request() && row.server_modify_index == driver.state.index);
+        assert_eq!(&*row.desired_description, RUN_TIME_OVER);
+    });
+}
+
+/// A user may ask for an end that lasts until the job changes, and take that back.
+#[test]
+fn an_end_without_a_replacement_is_one_by_request_in_a_service_too() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", JobKind::Service, 1));
+    let id = driver.run("t", 0, node);
+    let stop = |driver: &mut Driver, replacement| {
+        let evaluation = driver.evaluation_id();
+        driver.accept(stop_allocation(id, replacement, evaluation));
+        let row = driver.allocation(id);
+        row.may_stay_ended(false) && row.is_ended_by_request()
+    };
+    assert!(!stop(&mut driver, Replacement::Never), "it runs");
+    driver.report(id, ClientStatus::Complete);
+    assert!(driver.allocation(id).is_ended_by_request());
+    assert!(!stop(&mut driver, Replacement::Always), "another one is wanted after all");
 }
 
 /// L3: a failed evaluation gets a follow-up, and the two refer to each other.

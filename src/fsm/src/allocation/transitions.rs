@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Allocation, ClientStatus, ClientUpdate, NodeReport, StopAllocation, TaskEvent, TaskState,
-    UpdateAllocations,
+    Allocation, ClientStatus, ClientUpdate, DesiredStatus, ExpireRuns, NodeReport, RUN_TIME_OVER,
+    Replacement, StopAllocation, TaskEvent, TaskState, UpdateAllocations,
 };
 use crate::{
     apply::{Outcome, Turn, not_found},
@@ -162,8 +162,26 @@ impl Turn<'_> {
         }
     }
 
+    /// They have ended as by a user's request: nothing takes their place until the job changes.
+    pub(crate) fn expire_runs(&mut self, command: &ExpireRuns) -> Reply {
+        for id in &command.ids {
+            let Some(old) = self.state.allocations.get(id).cloned() else { continue };
+            if self.state.run_deadline(&old).is_none_or(|deadline| deadline > self.at) {
+                continue;
+            }
+            let mut row = (*old).clone();
+            row.desired = DesiredStatus::Stop;
+            row.desired_description = RUN_TIME_OVER.into();
+            row.transition.migrate = true;
+            row.transition.reschedule = false;
+            row.server_modify_index = self.index;
+            self.put_allocation(row);
+        }
+        Reply::Done
+    }
+
     pub(crate) fn stop_allocation(&mut self, command: &StopAllocation) -> Outcome {
-        let StopAllocation { id, reschedule, evaluation } = *command;
+        let StopAllocation { id, replacement, no_shutdown_delay, evaluation } = *command;
         let old = self.state.allocations.get(&id).cloned().ok_or_else(|| not_found("alloc"))?;
         let Some(job) = self.state.jobs.get(&old.job).cloned() else {
             return Err(Rejection::Invalid("the allocation's job was purged".into()));
@@ -171,10 +189,23 @@ impl Turn<'_> {
         if self.state.evaluations.contains(&evaluation) {
             return Err(Rejection::Invalid("evaluation id exists already".into()));
         }
-        if old.is_live() || (reschedule && old.is_ended_by_request()) {
+        if replacement == Replacement::Never && self.state.active_deployment(&job.key).is_some() {
+            let text = "a deployment goes on, which would wait for the instance until it fails";
+            return Err(Rejection::Invalid(text.into()));
+        }
+        let is_always = replacement == Replacement::Always;
+        if old.is_live() || (is_always && old.is_ended_by_request()) {
             let mut row = (*old).clone();
             row.transition.migrate = true;
-            row.transition.reschedule |= reschedule;
+            match replacement {
+                Replacement::ByKind => {}
+                Replacement::Always => row.transition.reschedule = true,
+                Replacement::Never => {
+                    row.transition.no_replacement = true;
+                    row.transition.reschedule = false;
+                }
+            }
+            row.transition.no_shutdown_delay |= no_shutdown_delay;
             row.server_modify_index = self.index;
             self.put_allocation(row);
         }

@@ -8,7 +8,7 @@ use super::{
     PauseDeployment, PromoteDeployment, SetAllocationHealth,
 };
 use crate::{
-    allocation::ClientStatus,
+    allocation::{ClientStatus, Replacement},
     command::{Command, Reply},
     evaluation::Trigger,
     gc::{CollectGarbage, Cutoffs},
@@ -16,7 +16,7 @@ use crate::{
     job::{JobSpec, ReschedulePolicy, UpdateStrategy},
     limits,
     plan::Plan,
-    testing::{Driver, GROUP, START_MS, job_key, rolling_job},
+    testing::{Driver, GROUP, START_MS, job_key, rolling_job, stop_allocation},
     tests::with_leader_changes,
 };
 
@@ -118,6 +118,19 @@ fn version(user: &str, count: u32, change: impl FnOnce(&mut UpdateStrategy)) -> 
 
 fn promote(id: DeploymentId, driver: &mut Driver) -> PromoteDeployment {
     PromoteDeployment { id, groups: None, evaluation: driver.evaluation_id() }
+}
+
+/// It would never have the instances that it counts.
+#[test]
+fn a_place_is_not_left_empty_while_a_deployment_goes_on() {
+    let mut rollout = Rollout::default();
+    rollout.begin(rolling_job("t", 1, |_| ()), 0);
+    let id = rollout.place(0, false);
+    let evaluation = rollout.driver.evaluation_id();
+    let stop = stop_allocation(id, Replacement::Never, evaluation);
+    assert!(rollout.driver.reject(stop.clone()).to_string().starts_with("a deployment goes on"));
+    rollout.driver.report_health(id, Running, true);
+    rollout.driver.accept(stop);
 }
 
 /// The first version has a deployment too. Its end marks the version as stable.

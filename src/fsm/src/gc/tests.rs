@@ -2,14 +2,14 @@
 //! stay, and that the derived totals stay correct.
 
 use crate::{
-    allocation::{ClientStatus, StopAllocation},
+    allocation::{ClientStatus, Replacement},
     command::{Command, Reply},
     evaluation::EvaluationStatus,
     gc::{CollectGarbage, Cutoffs},
     id::{AllocationId, EvaluationId, JobKey, NodeId},
     job::{JobKind, JobSpec, JobStatus, Parameterized},
     node::{GainKey, Liveness},
-    testing::{Driver, GROUP, job, job_key},
+    testing::{Driver, GROUP, job, job_key, stop_allocation},
 };
 
 const HOUR_S: u64 = 3600;
@@ -178,8 +178,7 @@ fn batch_instances_that_were_ended_by_request_stay_with_their_job() {
         driver.register_job(job("t", kind, 2));
         let ended = driver.run("t", 0, node);
         let evaluation = driver.evaluation_id();
-        let command = StopAllocation { id: ended, reschedule: false, evaluation };
-        driver.accept(Command::StopAllocation(command));
+        driver.accept(stop_allocation(ended, Replacement::ByKind, evaluation));
         let plan = driver.plan(evaluation).stopping(ended, None);
         assert!(driver.commit_plan(plan).outcome_taken);
         driver.liveness("a", Liveness::Down);

@@ -30,6 +30,8 @@ pub struct DeregisterJob {
     pub evaluation: EvaluationId,
     /// Priority of the evaluation; the job's unless given.
     pub evaluation_priority: Option<u16>,
+    /// Its allocations end without their shutdown delays.
+    pub no_shutdown_delay: bool,
 }
 
 /// Makes children of a parameterized job.
@@ -59,6 +61,8 @@ pub struct Dispatched {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct EvaluateJob {
     pub job: JobKey,
+    /// Failed allocations are replaced at once, whatever delay or bound they wait for.
+    pub force_reschedule: bool,
     pub evaluation: EvaluationId,
 }
 

@@ -320,6 +320,8 @@ pub struct TaskGroup {
     /// Service blocks as given (JSON array), stored and shown; not registered anywhere yet. Empty:
     /// none.
     pub services_json: Text,
+    /// Longest run of an allocation, ms; 0: no bound.
+    pub max_run_ms: u64,
     /// Within which bounds the count may be moved; none: within any.
     pub scaling: Option<Scaling>,
 }

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    allocation::ClientStatus,
+    allocation::{ClientStatus, Replacement},
     command::{Command, Rejection, Reply},
     evaluation::{EvaluationStatus, EvaluationUpdate, Trigger, UpdateEvaluations},
     id::{EvaluationId, Index},
@@ -19,7 +19,7 @@ use crate::{
         DeleteNamespace, DeleteNodePool, SchedulerConfiguration, SetSchedulerConfiguration,
         UpsertNamespace, UpsertNodePool,
     },
-    testing::{Driver, GROUP, job, job_key, outcome, register, rows},
+    testing::{Driver, GROUP, job, job_key, outcome, register, rows, stop_allocation},
     tests::with_leader_changes,
 };
 
@@ -44,6 +44,63 @@ fn complete(driver: &mut Driver, evaluation: EvaluationId) {
 
 fn template(name: &str) -> JobSpec {
     JobSpec { parameterized: Some(Parameterized::default()), ..job(name, JobKind::Batch, 1) }
+}
+
+/// What failed and waits for its delay, or may not be tried again, is replaced at once; what a user
+/// ended is not.
+#[test]
+fn a_forced_evaluation_marks_what_failed_and_has_no_successor() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", JobKind::Batch, 4));
+    let ids: Vec<_> = (0..4).map(|number| driver.run("t", number, node)).collect();
+    let evaluation = driver.evaluation_id();
+    driver.accept(stop_allocation(ids[1], Replacement::ByKind, evaluation));
+    for id in &ids[..3] {
+        driver.report(*id, ClientStatus::Failed);
+    }
+    let evaluation = driver.evaluate_job("t");
+    let mut placement = driver.placement(GROUP, 2, node);
+    placement.previous = Some(ids[2]);
+    let plan = driver.plan(evaluation).with(placement);
+    assert!(driver.commit_plan(plan).outcome_taken);
+    for force_reschedule in [false, true] {
+        let evaluation = driver.evaluation_id();
+        let job = job_key("t");
+        driver.accept(Command::EvaluateJob(EvaluateJob { job, force_reschedule, evaluation }));
+        let marked: Vec<_> =
+            ids.iter().map(|id| driver.allocation(*id).transition.reschedule).collect();
+        assert_eq!(marked, [force_reschedule, false, false, false]);
+    }
+}
+
+/// Only what would wait is written.
+#[test]
+fn a_stop_without_delay_is_told_to_what_would_wait() {
+    for purge in [false, true] {
+        let mut driver = Driver::default();
+        let node = driver.node("a");
+        let mut spec = job("t", JobKind::Service, 1);
+        spec.groups.push(crate::testing::group("late", 1));
+        spec.groups[1].tasks[0].shutdown_delay_ms = 5_000;
+        driver.register_job(spec);
+        let at_once = driver.run("t", 0, node);
+        let evaluation = driver.evaluate_job("t");
+        let placement = driver.placement("late", 0, node);
+        let late = placement.id;
+        let plan = driver.plan(evaluation).with(placement);
+        assert!(driver.commit_plan(plan).outcome_taken);
+        let evaluation = driver.evaluation_id();
+        driver.accept(Command::DeregisterJob(DeregisterJob {
+            job: job_key("t"),
+            purge,
+            evaluation,
+            evaluation_priority: None,
+            no_shutdown_delay: true,
+        }));
+        let marked = [at_once, late].map(|id| driver.allocation(id).transition.no_shutdown_delay);
+        assert_eq!(marked, [false, true]);
+    }
 }
 
 /// A job's text goes with its version, and one that is too long comes in by no way.
@@ -236,7 +293,11 @@ fn a_template_gets_no_evaluation() {
     assert!(matches!(reply, Reply::Job { evaluation: None, .. }), "{reply:?}");
     assert!(driver.state.evaluations.is_empty());
     assert_eq!(driver.job_row("t").status, JobStatus::Running);
-    let evaluate = Command::EvaluateJob(EvaluateJob { job: job_key("t"), evaluation });
+    let evaluate = Command::EvaluateJob(EvaluateJob {
+        job: job_key("t"),
+        force_reschedule: false,
+        evaluation,
+    });
     let text = "can't evaluate parameterized job";
     assert_eq!(driver.reject(evaluate), Rejection::Invalid(text.into()));
     assert_eq!(driver.deregister_job("t", false), None);
@@ -511,6 +572,7 @@ fn a_namespace_stays_as_long_as_a_job_in_it_waits_for_nodes() {
                 purge: false,
                 evaluation,
                 evaluation_priority: None,
+                no_shutdown_delay: false,
             }));
             complete(&mut driver, evaluation);
         }

@@ -7,6 +7,7 @@ use super::{
     MarkJobVersion, RegisterJob, Submission, VersionMark, VersionTag, scaling::with_counts_of,
 };
 use crate::{
+    allocation::{Allocation, ClientStatus},
     apply::{Outcome, Turn, not_found},
     bounds::{check_room, check_tag, refused},
     command::{IndexConflict, Rejection, Reply},
@@ -329,7 +330,13 @@ impl Turn<'_> {
     }
 
     pub(crate) fn deregister_job(&mut self, command: &DeregisterJob) -> Outcome {
-        let DeregisterJob { job: ref key, purge, evaluation, evaluation_priority } = *command;
+        let DeregisterJob {
+            job: ref key,
+            purge,
+            evaluation,
+            evaluation_priority,
+            no_shutdown_delay,
+        } = *command;
         check_priority(evaluation_priority)?;
         let Some(old) = self.state.jobs.get(key).cloned() else {
             return Ok(Reply::Job { evaluation: None, job_modify_index: 0, found: false });
@@ -355,6 +362,9 @@ impl Turn<'_> {
             Some(evaluation)
         };
         self.cancel_deployments(key, text::JOB_STOPPED);
+        if no_shutdown_delay {
+            self.drop_shutdown_delays(key);
+        }
         if purge {
             self.purge_job(&old);
         } else {
@@ -394,7 +404,7 @@ impl Turn<'_> {
     }
 
     pub(crate) fn evaluate_job(&mut self, command: &EvaluateJob) -> Outcome {
-        let EvaluateJob { job: ref key, evaluation } = *command;
+        let EvaluateJob { job: ref key, force_reschedule, evaluation } = *command;
         let job = self.state.jobs.get(key).cloned().ok_or_else(|| not_found("job"))?;
         if job.parameterized {
             return Err(Rejection::Invalid("can't evaluate parameterized job".into()));
@@ -407,8 +417,47 @@ impl Turn<'_> {
             return Err(Rejection::Invalid(text.into()));
         }
         self.check_evaluation_id(evaluation)?;
+        if force_reschedule {
+            self.force_reschedules(&job);
+        }
         let made = self.first_evaluation(&job, evaluation, None, Trigger::JobRegister);
         Ok(Reply::Job { evaluation: made, job_modify_index: job.job_modify_index, found: true })
+    }
+
+    /// Marks the failed allocations of a job that have no successor.
+    fn force_reschedules(&mut self, job: &Job) {
+        let is_waiting = |row: &Allocation| {
+            row.job_create_index == job.create_index
+                && row.client == ClientStatus::Failed
+                && !row.is_server_terminal()
+                && !row.is_ended_by_request()
+                && row.next.is_none_or(|next| !self.state.allocations.contains(&next))
+        };
+        let rows = self.state.allocations_of_job(&job.key).filter(|row| is_waiting(row));
+        let rows: Vec<_> = rows.cloned().collect();
+        for row in rows {
+            let mut row = (*row).clone();
+            row.transition.reschedule = true;
+            self.put_allocation(row);
+        }
+    }
+
+    /// Marks the live allocations of a job that would end with a delay.
+    fn drop_shutdown_delays(&mut self, key: &JobKey) {
+        let has_delay = |row: &Allocation| {
+            let spec = self.state.allocation_spec(row);
+            spec.and_then(|spec| spec.group(&row.group)).is_some_and(|group| {
+                let mut tasks = group.tasks.iter();
+                group.shutdown_delay_ms > 0 || tasks.any(|task| task.shutdown_delay_ms > 0)
+            })
+        };
+        let rows = self.state.allocations_of_job(key);
+        let rows: Vec<_> = rows.filter(|row| row.is_live() && has_delay(row)).cloned().collect();
+        for row in rows {
+            let mut row = (*row).clone();
+            row.transition.no_shutdown_delay = true;
+            self.put_allocation(row);
+        }
     }
 
     pub(crate) fn check_evaluation_id(&self, id: EvaluationId) -> Result<(), Rejection> {

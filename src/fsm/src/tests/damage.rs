@@ -104,8 +104,28 @@ fn cancel(driver: &mut Driver) {
 fn purge(driver: &mut Driver) {
     let evaluation = driver.evaluation_id();
     let job = job_key("everywhere");
-    let command = DeregisterJob { job, purge: true, evaluation, evaluation_priority: None };
-    driver.accept(command.into());
+    driver.accept(Command::DeregisterJob(DeregisterJob {
+        job,
+        purge: true,
+        evaluation,
+        evaluation_priority: None,
+        no_shutdown_delay: false,
+    }));
+}
+
+#[test]
+fn a_damaged_index_of_deadlines_ends_the_replica() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    let mut spec = job("t", JobKind::Batch, 1);
+    spec.groups[0].max_run_ms = 1_000;
+    driver.register_job(spec);
+    let id = driver.run("t", 0, node);
+    driver.state.run_deadlines.clear();
+    let ended = catch_unwind(AssertUnwindSafe(|| driver.report(id, ClientStatus::Complete)));
+    let words = ended.expect_err("the entry was applied on a damaged index");
+    let words = words.downcast_ref::<String>().expect("a panic with words");
+    assert!(words.starts_with("derived index run-deadlines is broken: "), "{words}");
 }
 
 fn purge_child(driver: &mut Driver) {

@@ -18,8 +18,9 @@ use proptest::prelude::*;
 
 use crate::{
     allocation::{
-        Allocation, ClientStatus, ClientUpdate, DesiredStatus, DesiredTransition, NodeReport,
-        RescheduleEvent, StopAllocation, TaskEvent, TaskState, UpdateAllocations,
+        Allocation, ClientStatus, ClientUpdate, DesiredStatus, DesiredTransition, ExpireRuns,
+        NodeReport, Replacement, RescheduleEvent, StopAllocation, TaskEvent, TaskState,
+        UpdateAllocations,
     },
     codec::{self, DecodeError, Frame, HEADER_BYTES, KINDS},
     command::{Command, DispatchAnswer, IndexConflict, Proposal, Rejection, Reply},
@@ -92,6 +93,7 @@ fn spec() -> JobSpec {
     spec.constraints = vec![constraint];
     let group = &mut spec.groups[0];
     group.scaling = Some(scaling::scaling());
+    group.max_run_ms = 60_000;
     group.reschedule = Some(ReschedulePolicy {
         attempts: 3,
         interval_ms: 4,
@@ -303,7 +305,12 @@ fn allocation() -> Allocation {
         ports: vec![port("http", 8080)],
         desired: DesiredStatus::Evict,
         desired_description: "made room".into(),
-        transition: DesiredTransition { migrate: true, reschedule: false },
+        transition: DesiredTransition {
+            migrate: true,
+            reschedule: false,
+            no_replacement: true,
+            no_shutdown_delay: true,
+        },
         client: ClientStatus::Unknown,
         client_description: "disconnected".into(),
         client_at: 7,
@@ -462,8 +469,9 @@ pub(super) fn commands() -> Vec<Command> {
             purge: true,
             evaluation,
             evaluation_priority: None,
+            no_shutdown_delay: true,
         }),
-        Command::EvaluateJob(EvaluateJob { job: job_key("t"), evaluation }),
+        Command::EvaluateJob(EvaluateJob { job: job_key("t"), force_reschedule: true, evaluation }),
         Command::RegisterNode(RegisterNode {
             instance: Some(InstanceProof { id: InstanceId([21; 16]), token: [22; 16] }),
             node,
@@ -516,11 +524,7 @@ pub(super) fn commands() -> Vec<Command> {
         }),
         Command::EvaluateNode(EvaluateNode { node, evaluation_ids }),
         Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }),
-        Command::StopAllocation(StopAllocation {
-            id: AllocationId([16; 16]),
-            reschedule: true,
-            evaluation,
-        }),
+        stop(evaluation),
         Command::UpdateEvaluations(UpdateEvaluations { updates: vec![evaluation_update] }),
         Command::ApplyPlans(ApplyPlans { plans: vec![Arc::new(plan())] }),
         Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
@@ -551,11 +555,21 @@ pub(super) fn commands() -> Vec<Command> {
             }],
         }),
         scaling::command(),
+        Command::ExpireRuns(ExpireRuns { ids: vec![AllocationId([28; 16])] }),
     ];
     let more =
         [pools::commands(), capacity::commands(), vec![mark()], deployments::commands(), last];
     commands.extend(more.concat());
     commands
+}
+
+fn stop(evaluation: EvaluationId) -> Command {
+    Command::StopAllocation(StopAllocation {
+        id: AllocationId([16; 16]),
+        replacement: Replacement::Never,
+        no_shutdown_delay: true,
+        evaluation,
+    })
 }
 
 fn mark() -> Command {
@@ -627,6 +641,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::DeleteEvaluations(_) => "delete-evaluations",
         Command::DispatchJob(_) => "dispatch-job",
         Command::ScaleJob(_) => "scale-job",
+        Command::ExpireRuns(_) => "expire-runs",
     }
 }
 

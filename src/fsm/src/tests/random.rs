@@ -27,7 +27,10 @@ use chance::Dice;
 use super::golden::commands;
 use crate::{
     Applied,
-    allocation::{ClientStatus, ClientUpdate, NodeReport, StopAllocation, UpdateAllocations},
+    allocation::{
+        ClientStatus, ClientUpdate, ExpireRuns, NodeReport, Replacement, StopAllocation,
+        UpdateAllocations,
+    },
     codec,
     command::{Command, Proposal, Reply},
     digest::{Digest, DigestVerdict},
@@ -156,6 +159,7 @@ impl Maker<'_> {
             5 => spec.groups[0].name = "renamed".into(),
             6 => spec.parameterized = Some(Parameterized::default()),
             7 | 8 => self.update_strategy(&mut spec),
+            10 => spec.groups[0].max_run_ms = self.dice.choose(&[1, 60_000]),
             9 => {
                 let (enabled, min, max) = (true, 1, self.dice.choose(&[3, 5]));
                 let (policy_json, kind) = ("".into(), "horizontal".into());
@@ -244,8 +248,13 @@ impl Maker<'_> {
                 purge: self.dice.one_in(2),
                 evaluation,
                 evaluation_priority: None,
+                no_shutdown_delay: self.dice.one_in(2),
             }),
-            1..7 => Command::EvaluateJob(EvaluateJob { job, evaluation }),
+            1..7 => Command::EvaluateJob(EvaluateJob {
+                job,
+                force_reschedule: self.dice.one_in(2),
+                evaluation,
+            }),
             7 => {
                 let version = self.dice.below(9);
                 let name = ["a", "b", ""][self.dice.index(3)].into();
@@ -260,10 +269,10 @@ impl Maker<'_> {
                 };
                 Command::MarkJobVersion(MarkJobVersion { job, mark })
             }
-            8 | 9 => Command::ScaleJob(ScaleJob {
+            8 => Command::ScaleJob(ScaleJob {
                 job,
                 group: self.dice.choose(&["web".into(), "nothing".into()]),
-                count: (!self.dice.one_in(4)).then(|| self.dice.below(7) as u32),
+                count: (!self.dice.one_in(4)).then(|| self.dice.choose(&[0, 1, 2, 4, 6])),
                 enforce_index: self.dice.one_in(6).then(|| self.dice.below(9)),
                 message: "because".into(),
                 error: self.dice.one_in(4),
@@ -454,11 +463,22 @@ impl Maker<'_> {
     }
 
     fn evaluation_command(&mut self) -> Command {
+        if self.dice.one_in(4) {
+            let ids = (0..self.dice.below(4)).map(|_| self.allocation()).collect();
+            return Command::ExpireRuns(ExpireRuns { ids });
+        }
         if self.dice.one_in(2) {
             let evaluation = self.new_evaluation();
-            let reschedule = self.dice.one_in(2);
+            let all = [Replacement::ByKind, Replacement::Always, Replacement::Never];
+            let replacement = self.dice.choose(&all);
+            let no_shutdown_delay = self.dice.one_in(2);
             let id = self.allocation();
-            return Command::StopAllocation(StopAllocation { id, reschedule, evaluation });
+            return Command::StopAllocation(StopAllocation {
+                id,
+                replacement,
+                no_shutdown_delay,
+                evaluation,
+            });
         }
         if self.dice.one_in(4) {
             let ids = (0..self.dice.below(3)).map(|_| self.evaluation()).collect();

@@ -129,6 +129,7 @@ pub(crate) fn job(kind: JobKind) -> JobSpec {
             disk_mb: 150,
             shutdown_delay_ms: 0,
             services_json: "".into(),
+            max_run_ms: 0,
             scaling: None,
         }],
         meta: BTreeMap::new(),

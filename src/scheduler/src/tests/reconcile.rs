@@ -408,6 +408,35 @@ fn a_batch_instance_that_was_stopped_is_not_run_again() {
     check(&plan, 3, 2, 0);
 }
 
+/// A user may leave the place of a service's instance empty until the job changes.
+#[test]
+fn a_service_instance_that_was_stopped_without_a_replacement_stays_away() {
+    let mut cluster = Cluster::with_nodes(4);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 3;
+    cluster.register(&spec);
+    let ids: Vec<_> =
+        (0..3).map(|name| cluster.allocation(&spec, name, u64::from(name) + 1)).collect();
+    cluster.change(ids[1], |row| {
+        row.transition.migrate = true;
+        row.transition.no_replacement = true;
+    });
+    let plan = cluster.plan(&spec, Trigger::AllocStop);
+    check(&plan, 0, 1, 0);
+    cluster.apply(&plan);
+    for end in [ClientStatus::Running, ClientStatus::Failed, ClientStatus::Complete] {
+        cluster.change(ids[1], |row| row.client = end);
+        assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op(), "{end:?}");
+    }
+    cluster.change(ids[1], |row| row.transition.reschedule = true);
+    let plan = cluster.plan(&spec, Trigger::AllocStop);
+    assert_eq!(plan.names(), [1], "somebody asks for another after all");
+    cluster.change(ids[1], |row| row.transition.reschedule = false);
+    spec.groups[0].count = 4;
+    let plan = cluster.run(&spec);
+    assert_eq!(plan.names(), [1, 3], "the job has changed");
+}
+
 /// One that was to end and fails before its stop is planned has ended by request all the same.
 #[test]
 fn a_batch_instance_that_fails_while_it_is_to_stop_is_not_run_again() {
@@ -489,6 +518,7 @@ fn changes_are_destructive_or_in_place() {
         ("kill_timeout", |spec| spec.groups[0].tasks[0].kill_timeout_ms = 1),
         ("kill_signal", |spec| spec.groups[0].tasks[0].kill_signal = "SIGTERM".into()),
         ("shutdown_delay", |spec| spec.groups[0].shutdown_delay_ms = 1),
+        ("max_run_duration", |spec| spec.groups[0].max_run_ms = 1),
         ("log sizes", |spec| spec.groups[0].tasks[0].logs.files_max = 1),
         ("meta moved to another level", |spec| {
             let moved = std::mem::take(&mut spec.meta);

@@ -265,6 +265,24 @@ fn a_sysbatch_instance_that_was_stopped_is_not_run_again() {
     assert_eq!(cluster.plan(&spec, Trigger::AllocStop).counts(), (1, 0, 0));
 }
 
+/// A user may leave a node without its instance until the job changes.
+#[test]
+fn a_system_instance_that_was_stopped_without_a_replacement_stays_away() {
+    let (mut cluster, mut spec) = running(3);
+    let stopped = cluster.live(&spec)[0].id;
+    cluster.change(stopped, |row| {
+        row.transition.migrate = true;
+        row.transition.no_replacement = true;
+    });
+    let plan = cluster.plan(&spec, Trigger::AllocStop);
+    assert_eq!(plan.counts(), (0, 1, 0));
+    cluster.apply(&plan);
+    cluster.change(stopped, |row| row.client = ClientStatus::Complete);
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+    spec.priority += 1;
+    assert_eq!(cluster.run(&spec).placements.len(), 1);
+}
+
 /// A system instance that failed for good is replaced on its node.
 #[test]
 fn a_failed_system_instance_is_replaced_where_it_was() {
