@@ -81,6 +81,7 @@ fn row(command: &Command) -> (&'static str, Senders) {
         Command::ExpireDeployments(_) => ("ExpireDeployments", Leader),
         Command::DeleteEvaluations(_) => ("DeleteEvaluations", Clients),
         Command::DispatchJob(_) => ("DispatchJob", Clients),
+        Command::StopChildren(_) => ("StopChildren", Clients),
     }
 }
 

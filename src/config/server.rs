@@ -51,6 +51,7 @@ pub(super) const SCHEMA: Schema = &[
     ("gc.batch_evaluation_ms", Kind::Number),
     ("gc.job_ms", Kind::Number),
     ("gc.deployment_ms", Kind::Number),
+    ("gc.children_max", Kind::Number),
     ("limits.request_bytes_max", Kind::Number),
     ("limits.pending_evaluations_max", Kind::Number),
     ("limits.plans_max", Kind::Number),
@@ -207,6 +208,8 @@ pub struct GcConfig {
     pub job_ms: u64,
     /// Deployments that are over.
     pub deployment_ms: u64,
+    /// Dead children of one job; the oldest beyond go however young they are.
+    pub children_max: u64,
 }
 
 /// `[elastic]`: instance pools.
@@ -503,6 +506,7 @@ impl GcConfig {
             batch_evaluation_ms: threshold("gc.batch_evaluation_ms", 24 * 60 * MINUTE_MS)?,
             job_ms: threshold("gc.job_ms", 4 * 60 * MINUTE_MS)?,
             deployment_ms: threshold("gc.deployment_ms", 60 * MINUTE_MS)?,
+            children_max: document.number_within("gc.children_max", 100_000, 0..=u64::MAX)?,
         })
     }
 }

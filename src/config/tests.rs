@@ -74,6 +74,7 @@ fn defaults() {
     assert_eq!((config.raft.heartbeat_ms, config.raft.election_min_ms), (100, 400));
     assert_eq!((config.heartbeat.ttl_min_ms, config.heartbeat.grace_ms), (10_000, 10_000));
     assert_eq!((config.gc.interval_ms, config.gc.evaluation_ms), (300_000, 3_600_000));
+    assert_eq!(config.gc.children_max, 100_000);
     assert_eq!((config.gc.batch_evaluation_ms, config.gc.job_ms), (86_400_000, 14_400_000));
     assert_eq!(config.limits.request_bytes_max, 4_194_304);
     assert!(config.scheduler.workers >= 1);

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use fsm::{
     Command, EvaluationId, Index, JobKey, Rejection, Reply, State, Text,
     command::DispatchAnswer,
-    job::{DispatchJob, Dispatched},
-    limits::{CHILD_NAME_BYTES_MAX, DISPATCHES_MAX},
+    job::{DeregisterJob, DispatchJob, Dispatched, JobStatus, StopChildren},
+    limits::{CHILD_NAME_BYTES_MAX, CHILDREN_STOPPED_MAX, DISPATCHES_MAX},
 };
 use serde_json::{Value, json};
 
@@ -85,6 +85,40 @@ pub(super) async fn many(call: &Call, target: &Target) -> Result<Answer, Error> 
     let written = last.ok_or_else(|| Error::internal("a batch has no entry".to_owned()))?;
     let shown: Vec<Value> = answers.iter().map(|answer| shown_of_many(&parent, answer)).collect();
     call.answer_write(&written, json!({ "Dispatched": shown }))
+}
+
+/// Stops a job, so that it makes no more children, and then its children, some in each entry: those that wait before those that run, or they would
+/// be let in. Whoever asks again goes on where it ended.
+pub(super) async fn stop_children(call: &Call, parent: &JobKey, purge: bool) -> Result<(), Error> {
+    let state = call.read().await?.state;
+    if !state.jobs().get(parent).is_some_and(|job| job.is_parent()) {
+        return Err(Error::bad(format!(
+            "job \"{}\" has no children: leave children out",
+            parent.id
+        )));
+    }
+    let stop = DeregisterJob {
+        job: parent.clone(),
+        purge: false,
+        evaluation: EvaluationId(call.api.new_id()),
+        evaluation_priority: None,
+        no_shutdown_delay: false,
+    };
+    let stopped = call.write_unkeyed(stop.into()).await?.index;
+    let timeout = call.options.timeout;
+    let state = call.api.read(ReadMode::Stale, stopped, timeout).await?.state;
+    let waiting = state.children(parent).map(|all| all.waiting.clone()).unwrap_or_default();
+    let waiting: Vec<_> = waiting.values().cloned().collect();
+    let others = state.children_rows(parent).filter(|job| job.waiting.is_none());
+    let others = others.filter(|job| purge || job.status != JobStatus::Dead);
+    let others: Vec<_> = others.map(|job| job.key.clone()).collect();
+    for part in [waiting, others].iter().flat_map(|all| all.chunks(CHILDREN_STOPPED_MAX)) {
+        let evaluation_ids = part.iter().map(|_| EvaluationId(call.api.new_id())).collect();
+        let (parent, children) = (parent.clone(), part.to_vec());
+        let command = StopChildren { parent, children, purge, evaluation_ids };
+        call.write_unkeyed(command.into()).await?;
+    }
+    Ok(())
 }
 
 /// A dispatch as the request has it, with what the server makes up.

@@ -127,13 +127,9 @@ async fn list(call: Call) -> Result<Answer, Error> {
         let rows: Vec<_> = match &namespaces {
             Namespaces::One(namespace) => {
                 let first = JobKey::new(namespace.clone(), prefix.as_str());
-                state
-                    .jobs()
-                    .iter_from(&first)
-                    .take_while(|job| {
-                        job.key.namespace == *namespace && job.key.id.starts_with(&prefix)
-                    })
-                    .collect()
+                // No id with this prefix stands behind it: it ends in the last of all characters.
+                let last = JobKey::new(namespace.clone(), format!("{prefix}{}", char::MAX));
+                list.page_of(state.jobs(), first..=last)
             }
             Namespaces::All => {
                 state.jobs().iter().filter(|job| job.key.id.starts_with(&prefix)).collect()
@@ -408,9 +404,14 @@ async fn deregister(call: Call) -> Result<Answer, Error> {
     }
     // One region: what is global is here.
     call.flag("global")?;
+    let key = target.key(&call)?;
+    let purge = call.flag("purge")?;
+    if call.flag("children")? {
+        dispatch::stop_children(&call, &key, purge).await?;
+    }
     let command = Command::DeregisterJob(DeregisterJob {
-        job: target.key(&call)?,
-        purge: call.flag("purge")?,
+        job: key,
+        purge,
         evaluation: call.evaluation_id(),
         evaluation_priority: priority(call.number("eval_priority")?)?,
         no_shutdown_delay: call.flag("no_shutdown_delay")?,

@@ -2,10 +2,13 @@
 //!
 //! A page token is the key of the first row of the next page, so pages stay right while rows come and go.
 
+use std::{ops::RangeInclusive, sync::Arc};
+
 use bytes::Bytes;
 use fsm::{
     AllocationId, DeploymentId, EvaluationId, Index, InstanceId, JobKey, NodeId, ScalingPolicyId,
     Text,
+    table::{Row, Table},
 };
 use serde_json::Value;
 
@@ -95,6 +98,36 @@ pub(crate) struct List {
 impl List {
     pub(crate) fn new(paging: Paging, filter: Option<Filter>, bytes_max: usize) -> Self {
         Self { paging, filter, bytes_max, bytes: b"[".to_vec(), next_token: None }
+    }
+
+    /// The rows in a range of keys that this page may be made of: where no filter leaves any out, no more than it shows and the one behind, so that a page
+    /// of a long list costs what it shows.
+    pub(crate) fn page_of<'a, R: Row>(
+        &self,
+        table: &'a Table<R>,
+        keys: RangeInclusive<R::Key>,
+    ) -> Vec<&'a Arc<R>>
+    where
+        R::Key: PageKey,
+    {
+        let (mut first, mut last) = keys.into_inner();
+        let token = self.paging.token.as_deref().and_then(R::Key::parse);
+        match (token, self.paging.reverse) {
+            (Some(token), false) => first = first.max(token),
+            (Some(token), true) => last = last.min(token),
+            (None, _) => {}
+        }
+        if first > last {
+            return Vec::new();
+        }
+        let rows = table.range(first..=last);
+        let is_cut = self.paging.per_page > 0 && self.filter.is_none();
+        let count = if is_cut { self.paging.per_page.saturating_add(1) } else { usize::MAX };
+        if self.paging.reverse {
+            rows.rev().take(count).collect()
+        } else {
+            rows.take(count).collect()
+        }
     }
 
     /// Adds the rows of the page that was asked for, in the order of their keys.

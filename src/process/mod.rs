@@ -96,6 +96,7 @@ fn services(config: &ServerConfig) -> ServicesConfig {
             batch_evaluation_ms: config.gc.batch_evaluation_ms,
             job_ms: config.gc.job_ms,
             deployment_ms: config.gc.deployment_ms,
+            children_max: config.gc.children_max,
         },
         fleet: FleetConfig {
             list_interval_ms: config.elastic.list_interval_ms,

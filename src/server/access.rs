@@ -13,7 +13,7 @@ use fsm::{
     capacity::MoveMembers,
     codec,
     deployment::{FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth},
-    job::{DeregisterJob, DispatchJob, EvaluateJob, RegisterJob, ScaleJob},
+    job::{DeregisterJob, DispatchJob, EvaluateJob, RegisterJob, ScaleJob, StopChildren},
     node::{
         AdvanceDrains, EvaluateNode, NodeLiveness, NodeReadiness, NodeShortage, ReapNode,
         RegisterNode, SetDrain, SetEligibility,
@@ -357,6 +357,7 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::SetInstanceBehavior(SetInstanceBehavior { evaluation_ids, .. })
         | Command::ShutDownInstance(ShutDownInstance { evaluation_ids, .. })
         | Command::DestroyOutcome(DestroyOutcome { evaluation_ids, .. })
+        | Command::StopChildren(StopChildren { evaluation_ids, .. })
         | Command::MoveMembers(MoveMembers { evaluation_ids, .. }) => evaluation_ids.clear(),
         Command::SetDrain(SetDrain { drain, evaluation_ids, .. }) => {
             evaluation_ids.clear();

@@ -292,6 +292,7 @@ impl World {
                 batch_evaluations: at.saturating_sub(gc.batch_evaluation_ms),
                 jobs: at.saturating_sub(gc.job_ms),
                 deployments: at.saturating_sub(gc.deployment_ms),
+                children_max: gc.children_max,
             },
             jobs: truth.jobs().iter().map(|row| row.key.clone()).collect(),
             allocations: truth.allocations().iter().map(|row| row.id).collect(),

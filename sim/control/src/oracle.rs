@@ -601,6 +601,7 @@ fn note_command(
         | Command::SetAllocationHealth(_)
         | Command::ExpireDeployments(_)
         | Command::DispatchJob(_)
+        | Command::StopChildren(_)
         | Command::DeleteEvaluations(_) => {}
     }
 }

@@ -143,6 +143,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         | Command::ExpireRuns(_)
         | Command::ExpireDeployments(_)
         | Command::DispatchJob(_)
+        | Command::StopChildren(_)
         | Command::DeleteEvaluations(_) => {}
     }
 }

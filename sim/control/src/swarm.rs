@@ -70,6 +70,7 @@ impl Swarm {
             batch_evaluation_ms: threshold_ms,
             job_ms: threshold_ms,
             deployment_ms: threshold_ms,
+            children_max: 8,
         };
         Self {
             gc,

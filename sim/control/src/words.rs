@@ -179,6 +179,7 @@ pub(crate) fn of(command: &Command) -> String {
         | Command::ExpireDeployments(_)
         | Command::DispatchJob(_)
         | Command::ExpireRuns(_)
+        | Command::StopChildren(_)
         | Command::DeleteEvaluations(_) => format!("{command:?}"),
     }
 }

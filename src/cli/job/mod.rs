@@ -118,6 +118,9 @@ pub(crate) struct StopArgs {
     /// Remove the job at once instead of leaving it to garbage collection
     #[arg(long)]
     purge: bool,
+    /// Also stop what it has dispatched or launched
+    #[arg(long)]
+    children: bool,
     /// Do not follow the evaluation
     #[arg(long)]
     detach: bool,
@@ -275,6 +278,9 @@ fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
     }
     let priority = arguments.eval_priority.map(|number| number.to_string());
     let mut query = vec![("purge", if arguments.purge { "true" } else { "false" })];
+    if arguments.children {
+        query.push(("children", "true"));
+    }
     query.extend(priority.as_deref().map(|number| ("eval_priority", number)));
     query.extend(arguments.no_shutdown_delay.then_some(("no_shutdown_delay", "true")));
     query.push(("namespace", job.namespace.as_str()));

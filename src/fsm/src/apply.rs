@@ -202,6 +202,7 @@ impl<'a> Turn<'a> {
             Command::DispatchJob(command) => self.dispatch_job(command),
             Command::ScaleJob(command) => self.scale_job(command),
             Command::ExpireRuns(command) => Ok(self.expire_runs(command)),
+            Command::StopChildren(command) => self.stop_children(command),
         }
     }
 

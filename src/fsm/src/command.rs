@@ -16,7 +16,10 @@ use crate::{
     evaluation::{DeleteEvaluations, UpdateEvaluations},
     gc::CollectGarbage,
     id::{EvaluationId, Index, Text, TimeMs},
-    job::{DeregisterJob, DispatchJob, EvaluateJob, MarkJobVersion, RegisterJob, ScaleJob},
+    job::{
+        DeregisterJob, DispatchJob, EvaluateJob, MarkJobVersion, RegisterJob, ScaleJob,
+        StopChildren,
+    },
     node::{
         AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, NodeLiveness, NodeReadiness,
         NodeShortage, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
@@ -108,6 +111,7 @@ pub enum Command {
     DispatchJob(DispatchJob),
     ScaleJob(ScaleJob),
     ExpireRuns(ExpireRuns),
+    StopChildren(StopChildren),
 }
 
 macro_rules! from_structs {
@@ -174,6 +178,7 @@ from_structs! {
     DispatchJob,
     ScaleJob,
     ExpireRuns,
+    StopChildren,
 }
 
 /// Why a command changed nothing. The same on every replica.

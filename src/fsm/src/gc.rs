@@ -7,7 +7,7 @@
 //! counts is never collected: if the completed instance of a live batch job were deleted, the job
 //! would run again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ use crate::{
     command::Reply,
     effect::Effect,
     evaluation::Evaluation,
-    id::{AllocationId, ClassId, DeploymentId, EvaluationId, JobKey, TimeMs},
+    id::{AllocationId, ClassId, DeploymentId, EvaluationId, Index, JobKey, TimeMs},
     job::{Job, JobKind, JobStatus},
     node::GainKey,
     state::State,
@@ -50,6 +50,8 @@ pub struct Cutoffs {
     pub batch_evaluations: TimeMs,
     pub jobs: TimeMs,
     pub deployments: TimeMs,
+    /// Dead children that a job keeps, however young the others are.
+    pub children_max: u64,
 }
 
 impl Cutoffs {
@@ -151,8 +153,9 @@ impl Turn<'_> {
             command;
         let mut collected = 0u64;
         let mut count = |gone: bool| collected = collected.saturating_add(u64::from(gone));
+        let surplus = self.surplus_children(jobs, cutoffs.children_max);
         for key in jobs {
-            count(self.collect_job(key, cutoffs.jobs));
+            count(self.collect_job(key, cutoffs.jobs, &surplus));
         }
         for id in allocations {
             count(self.collect_allocation(*id, cutoffs));
@@ -176,8 +179,26 @@ impl Turn<'_> {
         Reply::Collected(collected)
     }
 
-    fn collect_job(&mut self, key: &JobKey, before: TimeMs) -> bool {
+    /// The youngest dead child that goes by number, of each parent of these jobs that has too many.
+    fn surplus_children(&self, jobs: &[JobKey], max: u64) -> BTreeMap<JobKey, (Index, JobKey)> {
+        let parents: BTreeSet<_> = jobs.iter().filter_map(JobKey::parent_key).collect();
+        let last = |parent: JobKey| {
+            let last = self.state.children(&parent)?.last_surplus(max, jobs.len())?;
+            Some((parent, last.clone()))
+        };
+        parents.into_iter().filter_map(last).collect()
+    }
+
+    fn collect_job(
+        &mut self,
+        key: &JobKey,
+        before: TimeMs,
+        surplus: &BTreeMap<JobKey, (Index, JobKey)>,
+    ) -> bool {
         let Some(job) = self.state.jobs.get(key).cloned() else { return false };
+        let last = key.parent_key().and_then(|parent| surplus.get(&parent));
+        let is_surplus = last.is_some_and(|last| (job.create_index, key) <= (last.0, &last.1));
+        let before = if is_surplus { TimeMs::MAX } else { before };
         let collectable = self.state.is_job_collectable(&job, before);
         if collectable {
             self.purge_job(&job);

@@ -14,6 +14,8 @@ pub const PAYLOAD_FILE_BYTES_MAX: usize = 240;
 pub const CHILD_NAME_BYTES_MAX: usize = 160;
 /// Idempotency token of a dispatch, bytes.
 pub const TOKEN_BYTES_MAX: usize = 256;
+/// Children that one entry stops.
+pub const CHILDREN_STOPPED_MAX: usize = 1_000;
 /// Children that one entry starts of those that wait.
 pub const LET_IN_MAX: usize = 1_000;
 /// Deployments of a job that are kept (an older one that is over goes first).

@@ -278,6 +278,14 @@ impl<R: Row> Table<R> {
         self.rows.range(first.clone()..).map(|(_, slot)| &slot.row)
     }
 
+    /// Rows with keys in a range, in key order.
+    pub fn range<'a>(
+        &'a self,
+        keys: impl std::ops::RangeBounds<R::Key>,
+    ) -> impl DoubleEndedIterator<Item = &'a Arc<R>> {
+        self.rows.range(keys).map(|(_, slot)| &slot.row)
+    }
+
     /// Number of rows.
     pub fn len(&self) -> usize {
         self.rows.len()

@@ -65,6 +65,8 @@ pub const GC_BATCH_EVALUATION_MS: u64 = 24 * 60 * 60_000;
 pub const GC_DEPLOYMENT_MS: u64 = 60 * 60_000;
 /// Dead jobs are kept this long after their submission (Nomad's `JobGCThreshold`).
 pub const GC_JOB_MS: u64 = 4 * 60 * 60_000;
+/// Dead children of one job that are kept.
+pub const GC_CHILDREN_MAX: u64 = 100_000;
 /// Rows looked at in one slice of a walk.
 pub const GC_SLICE_MAX: usize = 8_192;
 /// Ids in one entry of garbage collection, but the allocations of one evaluation stay together.

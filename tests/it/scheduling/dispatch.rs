@@ -32,6 +32,26 @@ impl Stage {
         list_of(self.client.get(&format!("/v1/jobs?prefix={job}/dispatch-")).ok())
     }
 
+    /// Ids of all children, read by pages of 100.
+    fn pages(&self, job: &str, order: &str) -> Vec<String> {
+        let (mut ids, mut token) = (Vec::new(), String::new());
+        loop {
+            let path =
+                format!("/v1/jobs?prefix={job}/dispatch-&per_page=100{order}&next_token={token}");
+            let url = format!("http://{}{path}", self.cluster.http(0));
+            let mut answer = ureq::get(url).call().unwrap();
+            let next = answer.headers().get("x-nomad-nexttoken").cloned();
+            let rows: Value = answer.body_mut().read_json().unwrap();
+            let rows = list_of(rows);
+            assert!(rows.len() <= 100);
+            ids.extend(rows.iter().map(|row| text(row, "ID").to_owned()));
+            match next {
+                Some(next) => token = next.to_str().unwrap().to_owned(),
+                None => return ids,
+            }
+        }
+    }
+
     fn counts(&self, job: &str) -> Value {
         self.client.get(&format!("/v1/job/{job}/summary")).ok()["Children"].clone()
     }
@@ -196,7 +216,18 @@ fn a_batch_dispatches_many_at_once() {
     }
     let counts = stage.counts("many");
     assert_eq!(counts, json!({ "Pending": 1_049, "Running": 0, "Dead": 0, "Waiting": 1_048 }));
+    let pages = stage.pages("many", "");
+    assert_eq!(pages.len(), 1_049);
+    assert!(pages.is_sorted());
+    let mut newest_first = stage.pages("many", "&reverse=true");
+    newest_first.reverse();
+    assert_eq!(newest_first, pages);
     println!("a dispatch alone takes {each_single:?}, one of a batch {each_of_many:?}");
     assert!(each_single > each_of_many * 5, "{each_single:?} alone, {each_of_many:?} of a batch");
+    let refused = stage.client.delete("/v1/job/many?purge=true");
+    assert!(refused.text.contains("1048 children of job \"many\" wait"), "{}", refused.text);
+    let (code, shown) = stage.quorate_with(&["job", "stop", "-children", "-purge", "many"], b"");
+    assert_eq!(code, 0, "{shown}");
+    assert_eq!(stage.client.get("/v1/jobs").ok(), json!([]));
     stage.finish();
 }

@@ -470,8 +470,13 @@ fn deployments_of_a_job_are_bounded() {
     let last = *ids.last().expect("there are some");
     rollout.driver.accept(FailDeployment { id: last, evaluation }.into());
     let collect = |rollout: &mut Rollout, before| {
-        let cutoffs =
-            Cutoffs { evaluations: 0, batch_evaluations: 0, jobs: 0, deployments: before };
+        let cutoffs = Cutoffs {
+            evaluations: 0,
+            batch_evaluations: 0,
+            jobs: 0,
+            deployments: before,
+            children_max: 0,
+        };
         rollout.driver.accept(Command::CollectGarbage(CollectGarbage {
             cutoffs,
             jobs: Vec::new(),

@@ -27,6 +27,7 @@ fn collect(
         batch_evaluations: before,
         jobs: before,
         deployments: before,
+        children_max: u64::MAX,
     };
     let reply = driver.accept(Command::CollectGarbage(CollectGarbage {
         cutoffs,
@@ -318,7 +319,8 @@ fn gains_of_empty_classes_go() {
     let reap = driver.reap("a", true);
     driver.accept(reap);
     assert_eq!(driver.state.classes_without_nodes(), [class]);
-    let cutoffs = Cutoffs { evaluations: 0, batch_evaluations: 0, jobs: 0, deployments: 0 };
+    let cutoffs =
+        Cutoffs { evaluations: 0, batch_evaluations: 0, jobs: 0, deployments: 0, children_max: 0 };
     let command = Command::CollectGarbage(CollectGarbage {
         cutoffs,
         jobs: Vec::new(),

@@ -14,11 +14,11 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use imbl::{OrdMap, OrdSet};
 
-use super::{Dispatch, Job, JobSpec, JobStatus, Waiting};
+use super::{DeregisterJob, Dispatch, Job, JobSpec, JobStatus, StopChildren, Waiting};
 use crate::{
-    apply::Turn,
-    bounds::refused,
-    command::Rejection,
+    apply::{Outcome, Turn},
+    bounds::{few, refused},
+    command::{Rejection, Reply},
     evaluation::{Evaluation, Trigger},
     id::{EvaluationId, Index, JobKey, Text},
     indexes::broken,
@@ -45,6 +45,14 @@ impl Children {
     pub fn alive(&self) -> u64 {
         let all = self.pending.saturating_add(self.running);
         all.saturating_sub(self.waiting.len() as u64)
+    }
+
+    /// The youngest of the dead that are more than so many, but no more than the first `looked_at`
+    /// of them. None: there are not too many.
+    pub fn last_surplus(&self, max: u64, looked_at: usize) -> Option<&(Index, JobKey)> {
+        let max = usize::try_from(max).unwrap_or(usize::MAX);
+        let surplus = self.dead.len().saturating_sub(max).min(looked_at);
+        self.dead.iter().nth(surplus.checked_sub(1)?)
     }
 
     fn is_empty(&self) -> bool {
@@ -124,6 +132,23 @@ pub(crate) struct NewChild {
 }
 
 impl State {
+    /// Jobs with children, from this one on, with what is known of those.
+    pub fn parents_from(&self, first: &JobKey) -> impl Iterator<Item = (&JobKey, &Arc<Children>)> {
+        self.children.range(first.clone()..)
+    }
+
+    /// The rows of a job's children, by id.
+    pub fn children_rows<'a>(&'a self, parent: &'a JobKey) -> impl Iterator<Item = &'a Arc<Job>> {
+        let first = JobKey { id: format!("{}/", parent.id).into(), ..parent.clone() };
+        let start = first.id.clone();
+        self.jobs
+            .range(first..)
+            .take_while(move |job| {
+                job.key.namespace == parent.namespace && job.key.id.starts_with(&*start)
+            })
+            .filter(|job| job.key.parent() == Some(&parent.id))
+    }
+
     /// Indexes a job row that is new, replaces `old`, or is deleted, among its parent's children.
     pub(crate) fn index_child(&mut self, old: Option<&Job>, new: Option<&Job>) {
         let Some(parent) = new.or(old).and_then(|job| job.key.parent_key()) else { return };
@@ -218,6 +243,36 @@ impl Turn<'_> {
         let mut row = Evaluation::new(id, job.key.clone(), job.kind, job.priority, trigger);
         row.job_modify_index = job.job_modify_index;
         self.put_evaluation(row);
+    }
+
+    /// Stops or deletes children. One that is over makes no evaluation: nothing of it runs.
+    pub(crate) fn stop_children(&mut self, command: &StopChildren) -> Outcome {
+        let StopChildren { parent, children, purge, evaluation_ids } = command;
+        few("children to stop", children.len(), limits::CHILDREN_STOPPED_MAX).map_err(refused)?;
+        let mut ids = evaluation_ids.iter();
+        let mut made = Vec::new();
+        for key in children.iter().filter(|key| key.parent_key().as_ref() == Some(parent)) {
+            let Some(job) = self.state.jobs.get(key).cloned() else { continue };
+            let is_over = job.status == JobStatus::Dead;
+            match (is_over, *purge) {
+                (true, true) => self.purge_job(&job),
+                (true, false) => {}
+                (false, purge) => {
+                    let evaluation = self.evaluation_id(&mut ids);
+                    let stop = DeregisterJob {
+                        job: key.clone(),
+                        purge,
+                        evaluation,
+                        evaluation_priority: None,
+                        no_shutdown_delay: false,
+                    };
+                    if let Reply::Job { evaluation, .. } = self.deregister_job(&stop)? {
+                        made.extend(evaluation);
+                    }
+                }
+            }
+        }
+        Ok(Reply::Evaluations(made))
     }
 
     /// Remembers a row of whose siblings, or children, some may be able to start now.

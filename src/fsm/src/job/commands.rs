@@ -34,6 +34,16 @@ pub struct DeregisterJob {
     pub no_shutdown_delay: bool,
 }
 
+/// Stops children of a job; with `purge`, also deletes them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StopChildren {
+    pub parent: JobKey,
+    /// What is none of its children, or gone, is passed over.
+    pub children: Vec<JobKey>,
+    pub purge: bool,
+    pub evaluation_ids: Vec<EvaluationId>,
+}
+
 /// Makes children of a parameterized job.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DispatchJob {

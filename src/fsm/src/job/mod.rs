@@ -15,7 +15,7 @@ pub use self::{
     children::Children,
     commands::{
         DeregisterJob, DispatchJob, Dispatched, EvaluateJob, MarkJobVersion, RegisterJob,
-        VersionMark,
+        StopChildren, VersionMark,
     },
     row::{
         Affinity, Constraint, DelayFunction, Dispatch, GroupSummary, HealthCheck, Job, JobKind,

@@ -131,7 +131,13 @@ fn a_damaged_index_of_deadlines_ends_the_replica() {
 fn purge_child(driver: &mut Driver) {
     let evaluation = driver.evaluation_id();
     let job = job_key("parent/dispatch-1");
-    let command = DeregisterJob { job, purge: true, evaluation, evaluation_priority: None };
+    let command = DeregisterJob {
+        job,
+        purge: true,
+        evaluation,
+        evaluation_priority: None,
+        no_shutdown_delay: false,
+    };
     driver.accept(command.into());
 }
 

@@ -39,7 +39,7 @@ use crate::{
         Affinity, Constraint, DelayFunction, DeregisterJob, Dispatch, DispatchJob, Dispatched,
         EvaluateJob, GroupScaling, HealthCheck, Job, JobKind, JobSpec, JobStatus, JobVersion,
         Launches, MarkJobVersion, Parameterized, Periodic, RegisterJob, ReschedulePolicy, Spread,
-        SpreadTarget, Submission, UpdateStrategy, VersionMark, VersionTag, Waiting,
+        SpreadTarget, StopChildren, Submission, UpdateStrategy, VersionMark, VersionTag, Waiting,
     },
     node::{
         AdvanceDrains, CapacityGain, CheckResult, Drain, DrainStatus, Driver, Eligibility,
@@ -556,6 +556,12 @@ pub(super) fn commands() -> Vec<Command> {
         }),
         scaling::command(),
         Command::ExpireRuns(ExpireRuns { ids: vec![AllocationId([28; 16])] }),
+        Command::StopChildren(StopChildren {
+            parent: job_key("t"),
+            children: vec![job_key("t/dispatch-1700000000-0123abcd")],
+            purge: true,
+            evaluation_ids: vec![evaluation],
+        }),
     ];
     let more =
         [pools::commands(), capacity::commands(), vec![mark()], deployments::commands(), last];
@@ -642,12 +648,19 @@ fn command_name(command: &Command) -> &'static str {
         Command::DispatchJob(_) => "dispatch-job",
         Command::ScaleJob(_) => "scale-job",
         Command::ExpireRuns(_) => "expire-runs",
+        Command::StopChildren(_) => "stop-children",
     }
 }
 
 fn collection() -> Command {
     Command::CollectGarbage(CollectGarbage {
-        cutoffs: Cutoffs { evaluations: 20, batch_evaluations: 21, jobs: 22, deployments: 26 },
+        cutoffs: Cutoffs {
+            evaluations: 20,
+            batch_evaluations: 21,
+            jobs: 22,
+            deployments: 26,
+            children_max: 29,
+        },
         jobs: vec![job_key("t")],
         allocations: vec![AllocationId([23; 16])],
         evaluations: vec![EvaluationId([24; 16])],

@@ -43,7 +43,7 @@ use crate::{
     invariant,
     job::{
         DeregisterJob, DispatchJob, Dispatched, EvaluateJob, Job, JobKind, JobSpec, MarkJobVersion,
-        Parameterized, RegisterJob, ScaleJob, Scaling, Submission, VersionMark,
+        Parameterized, RegisterJob, ScaleJob, Scaling, StopChildren, Submission, VersionMark,
     },
     node::{
         AdvanceDrains, Drain, EndMassLoss, EndSuspensions, EvaluateNode, Liveness, LivenessChange,
@@ -241,6 +241,12 @@ impl Maker<'_> {
         let evaluation = self.new_evaluation();
         if self.dice.one_in(6) {
             return self.dispatch();
+        }
+        if self.dice.one_in(30) {
+            let children = (0..4).map(|_| self.any_job()).collect();
+            let parent = crate::testing::job_key("template");
+            let (purge, evaluation_ids) = (self.dice.one_in(2), self.evaluation_ids());
+            return StopChildren { parent, children, purge, evaluation_ids }.into();
         }
         match self.dice.below(14) {
             0 => Command::DeregisterJob(DeregisterJob {
@@ -557,6 +563,7 @@ impl Maker<'_> {
                 batch_evaluations: before,
                 jobs: before,
                 deployments: before,
+                children_max: self.dice.choose(&[0, 2, u64::MAX]),
             },
             jobs: self.state.jobs.iter().map(|row| row.key.clone()).collect(),
             allocations,

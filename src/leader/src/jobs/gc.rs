@@ -29,6 +29,8 @@ pub struct GcConfig {
     /// Dead jobs, after their submission.
     pub job_ms: u64,
     pub deployment_ms: u64,
+    /// Dead children that a job keeps, however young the others are.
+    pub children_max: u64,
 }
 
 impl Default for GcConfig {
@@ -39,6 +41,7 @@ impl Default for GcConfig {
             batch_evaluation_ms: limits::GC_BATCH_EVALUATION_MS,
             job_ms: limits::GC_JOB_MS,
             deployment_ms: limits::GC_DEPLOYMENT_MS,
+            children_max: limits::GC_CHILDREN_MAX,
         }
     }
 }
@@ -50,6 +53,7 @@ impl GcConfig {
             batch_evaluations: now.saturating_sub(self.batch_evaluation_ms),
             jobs: now.saturating_sub(self.job_ms),
             deployments: now.saturating_sub(self.deployment_ms),
+            children_max: self.children_max,
         }
     }
 }
@@ -58,6 +62,8 @@ impl GcConfig {
 #[derive(Clone, Debug)]
 enum Place {
     Jobs(JobKey),
+    /// Children of this job, from one of them on.
+    Children(JobKey, (Index, JobKey)),
     Evaluations(EvaluationId),
     /// Allocations whose evaluation was deleted by an operator.
     Orphans(AllocationId),
@@ -152,6 +158,7 @@ impl GarbageCollector {
             batch_evaluations: before,
             jobs: before,
             deployments: before,
+            children_max: u64::MAX,
         };
         let mut walk = Walk::new(cutoffs);
         let mut commands = Vec::new();
@@ -188,9 +195,11 @@ fn step(walk: &mut Walk, state: &State) -> Option<Batch> {
             None => {
                 batch.classes = state.classes_without_nodes();
                 batch.classes.truncate(limits::GC_BATCH_MAX);
-                Place::Evaluations(EvaluationId::default())
+                first_child(JobKey::new("", ""))
             }
         },
+        Place::Children(parent, from) => children((parent, from), &walk.cutoffs, state, &mut batch)
+            .unwrap_or(Place::Evaluations(EvaluationId::default())),
         Place::Evaluations(from) => evaluations(*from, &walk.cutoffs, state, &mut batch)
             .map_or(Place::Orphans(AllocationId::default()), Place::Evaluations),
         Place::Orphans(from) => orphans(*from, &walk.cutoffs, state, &mut batch)
@@ -208,9 +217,48 @@ fn jobs(from: &JobKey, cutoffs: &Cutoffs, state: &State, batch: &mut Batch) -> O
         if seen >= limits::GC_SLICE_MAX || batch.len() >= limits::GC_BATCH_MAX {
             return Some(job.key.clone());
         }
-        if state.is_job_collectable(job, cutoffs.jobs) {
+        if job.key.parent().is_none() && state.is_job_collectable(job, cutoffs.jobs) {
             batch.jobs.push(job.key.clone());
         }
+    }
+    None
+}
+
+fn first_child(parent: JobKey) -> Place {
+    Place::Children(parent, (0, JobKey::new("", "")))
+}
+
+/// Dead children, the oldest first: those beyond the number that is kept, and those that are old
+/// enough. None that is too young is looked at. Answers with where to go on.
+fn children(
+    (parent, from): (&JobKey, &(Index, JobKey)),
+    cutoffs: &Cutoffs,
+    state: &State,
+    batch: &mut Batch,
+) -> Option<Place> {
+    let mut seen = 0usize;
+    for (key, children) in state.parents_from(parent) {
+        if seen >= limits::GC_SLICE_MAX {
+            return Some(first_child(key.clone()));
+        }
+        let surplus = children.last_surplus(cutoffs.children_max, usize::MAX);
+        let from = if key == parent { from.clone() } else { (0, JobKey::new("", "")) };
+        for child in children.dead.range(from..) {
+            let Some(job) = state.jobs().get(&child.1) else { continue };
+            let is_surplus = surplus.is_some_and(|last| child <= last);
+            if !is_surplus && job.submitted_at >= cutoffs.jobs {
+                break;
+            }
+            if seen >= limits::GC_SLICE_MAX || batch.len() >= limits::GC_BATCH_MAX {
+                return Some(Place::Children(key.clone(), child.clone()));
+            }
+            seen = seen.saturating_add(1);
+            let before = if is_surplus { u64::MAX } else { cutoffs.jobs };
+            if state.is_job_collectable(job, before) {
+                batch.jobs.push(child.1.clone());
+            }
+        }
+        seen = seen.saturating_add(1);
     }
     None
 }
@@ -415,6 +463,72 @@ mod tests {
             at = collector.next_deadline().expect("always");
         }
         assert_eq!(named.len(), count);
+    }
+
+    /// A parent and so many children that have ended.
+    fn family(driver: &mut Driver, count: u32) {
+        let block = fsm::job::Parameterized::default();
+        let spec = fsm::testing::job("p", JobKind::Batch, 1);
+        let spec = fsm::JobSpec { parameterized: Some(block), ..spec };
+        let evaluation = driver.evaluation_id();
+        driver.accept(fsm::testing::register(spec, evaluation));
+        for number in 0..count {
+            let child = fsm::job::Dispatched {
+                id: format!("p/dispatch-1-{number:08}").into(),
+                payload: Vec::new(),
+                meta: std::collections::BTreeMap::new(),
+                priority: None,
+                token: "".into(),
+                evaluation: driver.evaluation_id(),
+            };
+            let evaluation = child.evaluation;
+            let parent = fsm::testing::job_key("p");
+            driver.accept(fsm::job::DispatchJob { parent, children: vec![child] }.into());
+            let plan = driver.plan(evaluation);
+            assert!(driver.commit_plan(plan).outcome_taken);
+        }
+    }
+
+    fn children_left(driver: &Driver) -> Vec<String> {
+        let rows = driver.state.jobs().iter().filter(|job| job.key.parent().is_some());
+        rows.map(|job| job.key.id.to_string()).collect()
+    }
+
+    /// The oldest children beyond the number that is kept go however young they are, the others by
+    /// their age; the parent stays.
+    #[test]
+    fn children_go_by_number_and_by_age() {
+        let mut driver = Driver::default();
+        family(&mut driver, 7);
+        let start = driver.now;
+        let config = GcConfig { children_max: 3, ..GcConfig::default() };
+        let mut collector = GarbageCollector::new(config);
+        collector.restore(start, &driver.state);
+        run(&mut collector, &mut driver, start + 2 * limits::GC_INTERVAL_MS);
+        let kept = ["p/dispatch-1-00000004", "p/dispatch-1-00000005", "p/dispatch-1-00000006"];
+        assert_eq!(children_left(&driver), kept);
+        run(&mut collector, &mut driver, start + 3 * HOUR_MS);
+        assert_eq!(children_left(&driver), kept);
+        run(&mut collector, &mut driver, start + 5 * HOUR_MS);
+        assert_eq!(children_left(&driver), [""; 0]);
+        assert_eq!(driver.state.jobs().len(), 1);
+    }
+
+    /// One that may not go yet keeps none of the others.
+    #[test]
+    fn a_large_family_is_collected_in_batches() {
+        let mut driver = Driver::default();
+        driver.checked = false;
+        let count = 2 * u32::try_from(limits::GC_BATCH_MAX).expect("small") + 5;
+        family(&mut driver, count);
+        let commands = GarbageCollector::forced(driver.now, &driver.state);
+        let named = |command: &Command| match command {
+            Command::CollectGarbage(command) => command.jobs.len(),
+            _ => 0,
+        };
+        let named: Vec<usize> = commands.iter().map(named).collect();
+        assert_eq!(named.iter().sum::<usize>(), count as usize);
+        assert!(named.iter().all(|one| *one <= limits::GC_BATCH_MAX), "{named:?}");
     }
 
     /// A deployment goes an hour after its end, or with the version that it is of.

@@ -9,7 +9,7 @@ use crate::{
     id::{JobKey, Text},
     job::{
         DispatchJob, Dispatched, EvaluateJob, Job, JobKind, JobSpec, JobStatus, Parameterized,
-        Periodic,
+        Periodic, StopChildren,
     },
     limits,
     testing::{Driver, job, job_key, outcome, register, reload},
@@ -262,7 +262,11 @@ fn children_beyond_the_bound_wait_and_start_in_order() {
     let position = |driver: &Driver, number| driver.state.waiting_position(row(driver, number));
     assert_eq!(position(&driver, 2), None);
     assert_eq!((position(&driver, 3), position(&driver, 7)), (Some(1), Some(5)));
-    let evaluate = EvaluateJob { job: job_key(&child_id(3)), evaluation: driver.evaluation_id() };
+    let evaluate = EvaluateJob {
+        job: job_key(&child_id(3)),
+        evaluation: driver.evaluation_id(),
+        force_reschedule: false,
+    };
     let why = driver.reject(evaluate.into()).to_string();
     assert!(why.contains("max_running"), "{why}");
     let mut started = vec![0, 1, 2];
@@ -340,6 +344,7 @@ fn children_go_on_when_their_parent_is_stopped() {
         purge: true,
         evaluation,
         evaluation_priority: None,
+        no_shutdown_delay: false,
     };
     let why = driver.reject(purge.into());
     assert!(matches!(&why, Rejection::InUse(_)), "{why}");
@@ -351,6 +356,7 @@ fn children_go_on_when_their_parent_is_stopped() {
             batch_evaluations: driver.now,
             jobs: driver.now,
             deployments: driver.now,
+            children_max: u64::MAX,
         };
         driver.accept(
             CollectGarbage {
@@ -369,6 +375,48 @@ fn children_go_on_when_their_parent_is_stopped() {
     end(&mut driver, 2);
     assert_eq!(collect(&mut driver), Reply::Collected(1));
     assert_eq!(counts(&driver).2, 3, "they stay");
+}
+
+/// Those that wait never ran, those that are over make no evaluation, and what is no child is left
+/// alone.
+#[test]
+fn children_are_stopped_and_deleted_with_their_parent() {
+    let mut driver = with_parent(2);
+    let node = driver.node("a");
+    dispatch(&mut driver, 0..4);
+    let running = driver.run(&child_id(0), 0, node);
+    end(&mut driver, 1);
+    driver.register_job(job("other", JobKind::Batch, 1));
+    let stop = |driver: &mut Driver, purge| {
+        let names = ["other", "t/dispatch-gone"].map(str::to_owned).into_iter();
+        let children = (0..4).rev().map(child_id).chain(names).map(|id| job_key(&id)).collect();
+        let evaluation_ids = (0..4).map(|_| driver.evaluation_id()).collect();
+        let command = StopChildren { parent: job_key("t"), children, purge, evaluation_ids };
+        match driver.accept(command.into()) {
+            Reply::Evaluations(made) => made.len(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(stop(&mut driver, false), 2, "of the one that runs and of the one that was let in");
+    assert!(!row(&driver, 1).stop, "it was over");
+    let alive = |driver: &Driver| driver.state.children(&job_key("t")).unwrap().alive();
+    assert_eq!((counts(&driver).3, alive(&driver)), (0, 2));
+    for number in [0, 2] {
+        for id in driver.open_evaluations(&child_id(number)) {
+            let mut plan = driver.plan(id);
+            if number == 0 {
+                plan = plan.stopping(running, None);
+            }
+            plan.outcome = Some(outcome(EvaluationStatus::Complete));
+            assert!(driver.commit_plan(plan).outcome_taken);
+        }
+    }
+    assert_eq!(counts(&driver), (0, 0, 4, 0));
+    assert_eq!(stop(&mut driver, true), 0);
+    assert!(driver.state.children(&job_key("t")).is_none());
+    assert!(!driver.job_row("other").stop);
+    driver.deregister_job("t", true);
+    assert!(!driver.state.jobs().contains(&job_key("t")));
 }
 
 /// A job that the clock starts is a parent as one that is dispatched: it lasts, and is not run.
@@ -390,7 +438,7 @@ fn a_periodic_job_lasts_and_gets_no_evaluation() {
     let evaluation = driver.evaluation_id();
     driver.accept(register(JobSpec { priority: 60, ..periodic() }, evaluation));
     assert_eq!(driver.job_row("t").periodic, Some(launches), "a change forgets nothing");
-    let evaluate = EvaluateJob { job: job_key("t"), evaluation };
+    let evaluate = EvaluateJob { job: job_key("t"), evaluation, force_reschedule: false };
     let why = driver.reject(evaluate.into()).to_string();
     assert_eq!(why, "can't evaluate periodic job");
     let why = driver.reject(register(parent("t", |_| ()), evaluation)).to_string();
