@@ -4,7 +4,7 @@ use std::{io::Write as _, process::Stdio, time::Instant};
 
 use serde_json::{Value, json};
 
-use super::{Stage, job, run_script, task};
+use super::{SECOND, Stage, group, job, run_script, task};
 use crate::{
     harness::{PATIENCE, program, wait_for},
     recompute::{list_of, text},
@@ -229,5 +229,44 @@ fn a_batch_dispatches_many_at_once() {
     let (code, shown) = stage.quorate_with(&["job", "stop", "-children", "-purge", "many"], b"");
     assert_eq!(code, 0, "{shown}");
     assert_eq!(stage.client.get("/v1/jobs").ok(), json!([]));
+    stage.finish();
+}
+
+/// Children that all fail at once: each is tried again once, after its delay, and no more than that is made of it; the single evaluation of another
+/// job does not wait for them.
+#[test]
+fn failing_children_neither_storm_nor_starve_another_job() {
+    const COUNT: usize = 150;
+    let stage = Stage::start(3);
+    let _agent = stage.cluster.agent("sim", Some(20));
+    stage.await_ready_nodes(20);
+    let mut fails = parent("fails", &json!({}));
+    task(&mut fails)["Config"] = json!({ "run_for": "10ms", "exit_code": 1 });
+    group(&mut fails)["ReschedulePolicy"] = json!({ "Attempts": 1, "Unlimited": false, "Interval": 3_600 * SECOND,
+        "Delay": 5 * SECOND, "DelayFunction": "constant" });
+    stage.register(&fails);
+    let dispatches: Vec<Value> = (0..COUNT).map(|_| json!({})).collect();
+    let body = json!({ "Dispatches": dispatches });
+    let answer = stage.client.put("/v1/job/fails/dispatch/batch", &body).ok();
+    let began = Instant::now();
+    stage.schedule(&job("service", "single", 1));
+    let single = began.elapsed();
+    let left = stage.counts("fails")["Dead"].as_u64().unwrap();
+    stage.await_dead("fails", COUNT as u64);
+    println!(
+        "placed in {single:?} beside {COUNT} failing children, {left} of them over; all over after {:?}",
+        began.elapsed()
+    );
+    for child in list_of(answer["Dispatched"].clone()) {
+        let id = text(&child, "DispatchedJobID").replace('/', "%2F");
+        let tries = stage.allocations(&id);
+        assert_eq!(tries.len(), 2, "{tries:?}");
+        let time = |one: &Value, field: &str| one[field].as_u64().unwrap();
+        let failed = tries.iter().map(|one| time(one, "ModifyTime")).min().unwrap();
+        let again = tries.iter().map(|one| time(one, "CreateTime")).max().unwrap();
+        assert!(again >= failed + 4 * SECOND, "its delay was not kept: {tries:?}");
+        let evaluations = stage.evaluations(&id);
+        assert!(evaluations.len() <= 4, "a storm: {evaluations:?}");
+    }
     stage.finish();
 }

@@ -545,6 +545,7 @@ impl EvalBroker {
         let (deliveries, index) = (entry.deliveries, entry.modify_index);
         let wait_index = self.jobs.get(&entry.job).map_or(0, |slot| slot.index).max(index);
         let clock = Clock::Until(now + self.config.nack_ms);
+        self.queues.leases(entry);
         self.put(id, Place::Outstanding(Lease { token, server, clock, next: None, failed }));
         Some(Delivery { evaluation: id, token, wait_index, deliveries })
     }

@@ -23,8 +23,47 @@ pub(super) struct Rank {
     pub(super) id: EvaluationId,
 }
 
-/// Order of ready evaluations: higher priority first, then first created first.
-type Turn = (Reverse<u16>, Index, EvaluationId);
+/// Order of ready evaluations: higher priority first, then by round, then first created first.
+type Turn = (Reverse<u16>, u64, Index, EvaluationId);
+
+/// Rounds, by which the children of one job take turns with everything else: a thousand of them that
+/// end at once keep no other job waiting. In each round one child of each job is leased, and every
+/// evaluation of a job that is no child of another. Without children there is one round, and the
+/// order is that of creation.
+#[derive(Default, PartialEq, Eq, Debug)]
+struct Rounds {
+    current: u64,
+    /// Of jobs that have ready children: how many, and the round of the last of them.
+    families: BTreeMap<JobKey, (usize, u64)>,
+}
+
+impl Rounds {
+    /// The round of an evaluation that has become ready.
+    fn join(&mut self, entry: &Entry) -> u64 {
+        let Some(parent) = entry.job.parent_key() else { return self.current };
+        let (ready, last) = self.families.entry(parent).or_default();
+        let round = if *ready == 0 { self.current } else { self.current.max(*last + 1) };
+        *ready += 1;
+        *last = round;
+        round
+    }
+
+    fn leave(&mut self, entry: &Entry) {
+        let Some(parent) = entry.job.parent_key() else { return };
+        let Some((ready, _)) = self.families.get_mut(&parent) else { return };
+        *ready -= 1;
+        if *ready == 0 {
+            self.families.remove(&parent);
+        }
+    }
+
+    /// A child of this round is leased: what becomes ready from now on is of the next.
+    fn lease(&mut self, entry: &Entry, round: u64) {
+        if entry.job.parent().is_some() {
+            self.current = self.current.max(round + 1);
+        }
+    }
+}
 
 /// The time of a lease: only that in which its worker is to work on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,8 +166,8 @@ impl Entry {
         }
     }
 
-    fn turn(&self) -> Turn {
-        (Reverse(self.priority), self.create_index, self.id)
+    fn turn(&self, round: u64) -> Turn {
+        (Reverse(self.priority), round, self.create_index, self.id)
     }
 
     fn timer(&self) -> Option<u64> {
@@ -177,6 +216,9 @@ pub struct Stats {
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(super) struct Queues {
     ready: BTreeMap<JobKind, BTreeSet<Turn>>,
+    /// Of each that is ready.
+    rounds_of: BTreeMap<EvaluationId, u64>,
+    rounds: Rounds,
     ready_since: BTreeMap<JobKind, BTreeSet<(u64, EvaluationId)>>,
     failed: BTreeSet<Turn>,
     outstanding: BTreeSet<EvaluationId>,
@@ -196,14 +238,16 @@ impl Queues {
         match entry.place {
             Place::Nowhere | Place::Waiting { .. } | Place::Pending | Place::Held => {}
             Place::Ready { since } => {
-                self.ready.entry(entry.kind).or_default().insert(entry.turn());
+                let round = self.rounds.join(entry);
+                self.rounds_of.insert(entry.id, round);
+                self.ready.entry(entry.kind).or_default().insert(entry.turn(round));
                 self.ready_since.entry(entry.kind).or_default().insert((since, entry.id));
             }
             Place::Outstanding(_) => {
                 self.outstanding.insert(entry.id);
             }
             Place::Failed => {
-                self.failed.insert(entry.turn());
+                self.failed.insert(entry.turn(0));
             }
             Place::Cancelable => {
                 self.cancelable.insert(entry.id);
@@ -221,14 +265,16 @@ impl Queues {
         match entry.place {
             Place::Nowhere | Place::Waiting { .. } | Place::Pending | Place::Held => {}
             Place::Ready { since } => {
-                self.ready.entry(entry.kind).or_default().remove(&entry.turn());
+                let round = self.rounds_of.remove(&entry.id).unwrap_or_default();
+                self.rounds.leave(entry);
+                self.ready.entry(entry.kind).or_default().remove(&entry.turn(round));
                 self.ready_since.entry(entry.kind).or_default().remove(&(since, entry.id));
             }
             Place::Outstanding(_) => {
                 self.outstanding.remove(&entry.id);
             }
             Place::Failed => {
-                self.failed.remove(&entry.turn());
+                self.failed.remove(&entry.turn(0));
             }
             Place::Cancelable => {
                 self.cancelable.remove(&entry.id);
@@ -252,11 +298,18 @@ impl Queues {
     /// The first of all kinds: priorities are compared across kinds too.
     pub(super) fn first_ready(&self, kinds: &[JobKind]) -> Option<EvaluationId> {
         let firsts = kinds.iter().filter_map(|kind| self.ready.get(kind)?.first());
-        Some(firsts.min()?.2)
+        Some(firsts.min()?.3)
+    }
+
+    /// An evaluation is about to be leased.
+    pub(super) fn leases(&mut self, entry: &Entry) {
+        if let Some(round) = self.rounds_of.get(&entry.id) {
+            self.rounds.lease(entry, *round);
+        }
     }
 
     pub(super) fn first_failed(&self) -> Option<EvaluationId> {
-        Some(self.failed.first()?.2)
+        Some(self.failed.first()?.3)
     }
 
     pub(super) fn outstanding(&self) -> Vec<EvaluationId> {

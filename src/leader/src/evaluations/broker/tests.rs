@@ -287,6 +287,48 @@ fn the_clock_of_a_lease_begins_with_the_end_of_the_one_before() {
     assert!(broker.outstanding(c).is_some());
 }
 
+/// Ids in the order in which they are leased, one at a time.
+fn leased(broker: &mut EvalBroker, count: usize) -> Vec<String> {
+    let mut next = || {
+        let given = broker.dequeue(0, &JobKind::ALL, 1, SERVER, || [1; 16]).unwrap();
+        given.first().map(|one| name_of(one.evaluation.0))
+    };
+    (0..count).map_while(|_| next()).collect()
+}
+
+/// A thousand children that end at once keep no other job waiting, nor the children of another one;
+/// a child is not kept waiting by other jobs either.
+#[test]
+fn children_of_one_job_take_turns_with_everything_else() {
+    let mut broker = EvalBroker::default();
+    broker.enable();
+    for number in 0..1_000u64 {
+        let row = evaluation(
+            &format!("a{number}"),
+            &format!("default/a/dispatch-1-{number}"),
+            1 + number,
+        );
+        broker.enqueue(0, &row);
+    }
+    assert_eq!(leased(&mut broker, 3), ["a0", "a1", "a2"]);
+    broker.enqueue(0, &evaluation("x", "x", 2_000));
+    broker.enqueue(0, &evaluation("b0", "default/b/dispatch-1-0", 2_001));
+    broker.enqueue(0, &evaluation("b1", "default/b/dispatch-1-1", 2_002));
+    assert_eq!(leased(&mut broker, 6), ["a3", "x", "b0", "a4", "b1", "a5"]);
+    for number in 0..5u64 {
+        broker
+            .enqueue(0, &evaluation(&format!("y{number}"), &format!("y{number}"), 3_000 + number));
+    }
+    let next = leased(&mut broker, 7);
+    assert!(next.contains(&"a6".to_owned()) && next.contains(&"y4".to_owned()), "{next:?}");
+    broker.check_invariants();
+    let mut urgent = evaluation("c", "default/c/dispatch-1-1", 4_000);
+    urgent.priority = 60;
+    broker.enqueue(0, &urgent);
+    assert_eq!(leased(&mut broker, 1), ["c"], "priority goes over turns");
+    assert_eq!(leased(&mut broker, 2_000).len(), 1_000 - 8);
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Operation {
     Enqueue { id: u8, job: u8, priority: u16, wait_ms: u64, blocked: bool },
