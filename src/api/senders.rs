@@ -82,6 +82,8 @@ fn row(command: &Command) -> (&'static str, Senders) {
         Command::DeleteEvaluations(_) => ("DeleteEvaluations", Clients),
         Command::DispatchJob(_) => ("DispatchJob", Clients),
         Command::StopChildren(_) => ("StopChildren", Clients),
+        Command::LaunchPeriodic(_) => ("LaunchPeriodic", Leader),
+        Command::ForcePeriodic(_) => ("ForcePeriodic", Clients),
     }
 }
 

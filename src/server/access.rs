@@ -13,7 +13,9 @@ use fsm::{
     capacity::MoveMembers,
     codec,
     deployment::{FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth},
-    job::{DeregisterJob, DispatchJob, EvaluateJob, RegisterJob, ScaleJob, StopChildren},
+    job::{
+        DeregisterJob, DispatchJob, EvaluateJob, ForcePeriodic, RegisterJob, ScaleJob, StopChildren,
+    },
     node::{
         AdvanceDrains, EvaluateNode, NodeLiveness, NodeReadiness, NodeShortage, ReapNode,
         RegisterNode, SetDrain, SetEligibility,
@@ -210,7 +212,10 @@ impl Writes {
         }
         let makes_work = matches!(
             command,
-            Command::RegisterJob(_) | Command::EvaluateJob(_) | Command::DispatchJob(_)
+            Command::RegisterJob(_)
+                | Command::EvaluateJob(_)
+                | Command::DispatchJob(_)
+                | Command::ForcePeriodic(_)
         );
         if makes_work && services.is_overloaded() {
             return Err(ApiError::Overloaded {
@@ -339,6 +344,10 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::StopAllocation(StopAllocation { evaluation, .. }) => {
             *evaluation = fsm::EvaluationId::default();
         }
+        Command::ForcePeriodic(ForcePeriodic { due_s, evaluation, .. }) => {
+            *due_s = 0;
+            *evaluation = fsm::EvaluationId::default();
+        }
         Command::DispatchJob(DispatchJob { children, .. }) => {
             for child in children {
                 child.id = fsm::Text::default();
@@ -374,6 +383,7 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::EndMassLoss(_)
         | Command::UpdateAllocations(_)
         | Command::UpdateEvaluations(_)
+        | Command::LaunchPeriodic(_)
         | Command::ApplyPlans(_)
         | Command::SetSchedulerConfiguration(_)
         | Command::UpsertNodePool(_)

@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     api::{ApiError, Limit, Sample, Written},
-    clock::{Clock, LogClock},
+    clock::{self, Clock, LogClock},
     published::{EffectBatch, EffectFeed, StateCell},
     raft::{EntryData, Raft, WatchReceiver, convert},
     rt::{self, Instant, Notify, Semaphore, mpsc, watch},
@@ -375,7 +375,7 @@ impl LeaderServices {
             for server in silent {
                 machines.dispatch_mut().server_lost(now, server);
             }
-            let stepped = machines.step(now, &state, rt::random_id);
+            let stepped = machines.step(now, clock::wall_ms(), &state, rt::random_id);
             self.steps.record(begun.elapsed());
             stepped
         };
@@ -543,7 +543,7 @@ fn evaluation_of(command: &Command) -> Option<EvaluationId> {
 fn log(line: &LogLine<'_>) {
     let (node, evaluation) = (line.node.map(display), line.evaluation.map(display));
     let instance = line.instance.map(display);
-    let LogLine { message, pool, change, detail, server, deliveries, count, by, .. } = *line;
+    let LogLine { message, pool, job, change, detail, server, deliveries, count, by, .. } = *line;
     // The level of a line is fixed where it is written.
     macro_rules! write {
         ($level:ident) => {
@@ -551,6 +551,7 @@ fn log(line: &LogLine<'_>) {
                 node,
                 instance,
                 pool,
+                job,
                 change,
                 detail,
                 evaluation,

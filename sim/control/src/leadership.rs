@@ -252,7 +252,7 @@ impl World {
             leadership.services.dispatch_mut().server_lost(now, server);
         }
         let ids = &mut self.ids;
-        let stepped = leadership.services.step(now, state, || ids.next());
+        let stepped = leadership.services.step(now, now, state, || ids.next());
         if leadership.dispatch().blocked_stats().blocked < before {
             self.coverage.count(Event::Woken);
         }

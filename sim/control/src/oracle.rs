@@ -602,6 +602,8 @@ fn note_command(
         | Command::ExpireDeployments(_)
         | Command::DispatchJob(_)
         | Command::StopChildren(_)
+        | Command::LaunchPeriodic(_)
+        | Command::ForcePeriodic(_)
         | Command::DeleteEvaluations(_) => {}
     }
 }

@@ -144,6 +144,8 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         | Command::ExpireDeployments(_)
         | Command::DispatchJob(_)
         | Command::StopChildren(_)
+        | Command::LaunchPeriodic(_)
+        | Command::ForcePeriodic(_)
         | Command::DeleteEvaluations(_) => {}
     }
 }

@@ -180,6 +180,8 @@ pub(crate) fn of(command: &Command) -> String {
         | Command::DispatchJob(_)
         | Command::ExpireRuns(_)
         | Command::StopChildren(_)
+        | Command::LaunchPeriodic(_)
+        | Command::ForcePeriodic(_)
         | Command::DeleteEvaluations(_) => format!("{command:?}"),
     }
 }

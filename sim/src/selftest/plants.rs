@@ -63,7 +63,7 @@ const SERVERS: Finder = Finder::Simulation(&[Tier::Servers]);
 const BOTH: Finder = Finder::Simulation(&[Tier::ControlPlane, Tier::Servers]);
 
 /// All of them.
-pub(super) const PLANTS: [Planted; 52] = [
+pub(super) const PLANTS: [Planted; 54] = [
     Planted::new(
         "M1",
         "skip-log-sync",
@@ -324,6 +324,18 @@ pub(super) const PLANTS: [Planted; 52] = [
         "deadline-anew",
         "progress-deadline-moves",
         "a progress deadline is counted anew by each leader",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "launch-twice",
+        "due-time-taken-again",
+        "a due time of a periodic job that was dealt with is launched again",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "missed-never-made-up",
+        "no-launch-after-an-outage",
+        "a new leader begins with the due times that are still to come",
         CONTROL_PLANE,
     ),
 ];

@@ -203,6 +203,8 @@ impl<'a> Turn<'a> {
             Command::ScaleJob(command) => self.scale_job(command),
             Command::ExpireRuns(command) => Ok(self.expire_runs(command)),
             Command::StopChildren(command) => self.stop_children(command),
+            Command::LaunchPeriodic(command) => self.launch_periodic(command),
+            Command::ForcePeriodic(command) => self.force_periodic(command),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::{
     codec,
     command::Rejection,
     id::Text,
-    job::{Affinity, JobSpec, Spread, Submission, Task, TaskGroup},
+    job::{Affinity, JobKind, JobSpec, Periodic, Spread, Submission, Task, TaskGroup},
     limits,
     node::NodeDescription,
     pool::InstancePool,
@@ -126,6 +126,23 @@ fn check_weights(affinities: &[Affinity], spreads: &[Spread]) -> Checked {
     Ok(())
 }
 
+impl Periodic {
+    fn check(&self, kind: JobKind) -> Checked {
+        if !matches!(kind, JobKind::Batch | JobKind::Sysbatch) {
+            let kind = kind.name();
+            return Err(format!("a periodic job is of type batch or sysbatch, not {kind}"));
+        }
+        if self.specs.is_empty() {
+            return Err("0 lines of cron in the job, at least 1 must be".into());
+        }
+        few("lines of cron in the job", self.specs.len(), limits::CRONS_MAX)?;
+        for text in self.specs.iter().chain([&self.time_zone]) {
+            short("a line of cron, or its time zone,", text, limits::CRON_BYTES_MAX)?;
+        }
+        Ok(())
+    }
+}
+
 impl JobSpec {
     /// Why a job cannot be like this.
     pub fn check(&self) -> Checked {
@@ -134,6 +151,9 @@ impl JobSpec {
         at_most("priority", self.priority.into(), limits::JOB_PRIORITY_MAX.into())?;
         if self.parameterized.is_some() && self.periodic.is_some() {
             return Err("the job is periodic and parameterized: it can be one of the two".into());
+        }
+        if let Some(block) = &self.periodic {
+            block.check(self.kind)?;
         }
         few("task groups in the job", self.groups.len(), limits::LIST_MAX)?;
         let count = self.groups.iter().map(|group| u64::from(group.count)).sum();

@@ -17,8 +17,8 @@ use crate::{
     gc::CollectGarbage,
     id::{EvaluationId, Index, Text, TimeMs},
     job::{
-        DeregisterJob, DispatchJob, EvaluateJob, MarkJobVersion, RegisterJob, ScaleJob,
-        StopChildren,
+        DeregisterJob, DispatchJob, EvaluateJob, ForcePeriodic, LaunchPeriodic, MarkJobVersion,
+        RegisterJob, ScaleJob, StopChildren,
     },
     node::{
         AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, NodeLiveness, NodeReadiness,
@@ -112,6 +112,8 @@ pub enum Command {
     ScaleJob(ScaleJob),
     ExpireRuns(ExpireRuns),
     StopChildren(StopChildren),
+    LaunchPeriodic(LaunchPeriodic),
+    ForcePeriodic(ForcePeriodic),
 }
 
 macro_rules! from_structs {
@@ -179,6 +181,8 @@ from_structs! {
     ScaleJob,
     ExpireRuns,
     StopChildren,
+    LaunchPeriodic,
+    ForcePeriodic,
 }
 
 /// Why a command changed nothing. The same on every replica.

@@ -16,6 +16,12 @@ pub const CHILD_NAME_BYTES_MAX: usize = 160;
 pub const TOKEN_BYTES_MAX: usize = 256;
 /// Children that one entry stops.
 pub const CHILDREN_STOPPED_MAX: usize = 1_000;
+/// Launches of periodic jobs in one entry.
+pub const LAUNCHES_MAX: usize = 256;
+/// Lines of cron of a job.
+pub const CRONS_MAX: usize = 64;
+/// One line of cron, or the name of its time zone, bytes.
+pub const CRON_BYTES_MAX: usize = 1_024;
 /// Children that one entry starts of those that wait.
 pub const LET_IN_MAX: usize = 1_000;
 /// Deployments of a job that are kept (an older one that is over goes first).

@@ -115,11 +115,15 @@ pub enum Plant {
     RevertLoop,
     /// A progress deadline is counted anew by each leader.
     DeadlineAnew,
+    /// A due time of a periodic job that was dealt with is launched again.
+    LaunchTwice,
+    /// A new leader begins with the due times that are still to come.
+    MissedNeverMadeUp,
 }
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 52] = [
+pub const TABLE: [(Plant, &str, &str); 54] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -172,12 +176,14 @@ pub const TABLE: [(Plant, &str, &str); 52] = [
     (Plant::UnhealthyPromoted, "unhealthy-promoted", "any-canary-is-healthy"),
     (Plant::RevertLoop, "revert-loop", "revert-to-the-same"),
     (Plant::DeadlineAnew, "deadline-anew", "progress-deadline-moves"),
+    (Plant::LaunchTwice, "launch-twice", "due-time-taken-again"),
+    (Plant::MissedNeverMadeUp, "missed-never-made-up", "no-launch-after-an-outage"),
 ];
 
 #[cfg(feature = "plant")]
 impl Plant {
     /// Those of the pure packages: `fsm`, `leader`, `elastic` and `scheduler`.
-    pub const PURE: [Self; 36] = [
+    pub const PURE: [Self; 38] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
@@ -214,6 +220,8 @@ impl Plant {
         Self::UnhealthyPromoted,
         Self::RevertLoop,
         Self::DeadlineAnew,
+        Self::LaunchTwice,
+        Self::MissedNeverMadeUp,
     ];
 
     /// The name it is asked for by.

@@ -2,4 +2,5 @@
 
 pub(crate) mod deployments;
 pub mod gc;
+pub(crate) mod periodic;
 pub(crate) mod run_time;

@@ -74,6 +74,21 @@ pub enum Report {
         /// The operator who confirmed it; empty: most nodes are back, or it lasted too long.
         by: Text,
     },
+    /// Due times of a periodic job passed, and were not launched.
+    LaunchesMissed {
+        job: Text,
+        count: u64,
+    },
+    /// A periodic job was due while a child of it was alive, which it prohibits.
+    LaunchOverlapped {
+        job: Text,
+        count: u64,
+    },
+    /// A line of cron of a periodic job cannot be read: it is not started.
+    CronUnreadable {
+        job: Text,
+        detail: Text,
+    },
     /// A source of requirements of capacity groups has not spoken for its time.
     SourceSilent {
         source: Text,
@@ -90,6 +105,7 @@ pub struct LogLine<'a> {
     pub node: Option<NodeId>,
     pub instance: Option<InstanceId>,
     pub pool: Option<&'a str>,
+    pub job: Option<&'a str>,
     pub change: Option<&'static str>,
     pub detail: Option<&'a str>,
     pub evaluation: Option<EvaluationId>,
@@ -141,6 +157,26 @@ impl Report {
             Self::MassLossEnded { by } => LogLine {
                 message: "the mass loss is over",
                 by: Some(&**by).filter(|by| !by.is_empty()),
+                ..line
+            },
+            Self::LaunchesMissed { job, count } => LogLine {
+                is_warning: true,
+                message: "a periodic job missed due times",
+                job: Some(job),
+                count: Some(*count),
+                ..line
+            },
+            Self::LaunchOverlapped { job, count } => LogLine {
+                message: "a periodic job was due while it was running, and was not started again",
+                job: Some(job),
+                count: Some(*count),
+                ..line
+            },
+            Self::CronUnreadable { job, detail } => LogLine {
+                is_warning: true,
+                message: "a periodic job is not started: its cron cannot be read",
+                job: Some(job),
+                detail: Some(detail),
                 ..line
             },
             Self::SourceSilent { source, ttl_ms } => LogLine {

@@ -67,6 +67,35 @@ pub struct Dispatched {
     pub evaluation: EvaluationId,
 }
 
+/// Starts children of periodic jobs, each for a due time.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LaunchPeriodic {
+    /// In the order in which they were due.
+    pub launches: Vec<Launch>,
+}
+
+/// One launch.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Launch {
+    pub job: JobKey,
+    /// The spec from which the due time follows: [`super::Job::job_modify_index`].
+    pub job_modify_index: Index,
+    /// Unix seconds.
+    pub due_s: i64,
+    /// Due times before it that passed without a launch, and are not counted yet.
+    pub missed: u64,
+    pub evaluation: EvaluationId,
+}
+
+/// Starts a child of a periodic job that is not due.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ForcePeriodic {
+    pub job: JobKey,
+    /// The second after which the child is called, Unix time.
+    pub due_s: i64,
+    pub evaluation: EvaluationId,
+}
+
 /// Creates an evaluation of an unchanged job.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct EvaluateJob {

@@ -3,6 +3,7 @@
 mod children;
 mod commands;
 mod dispatch;
+mod launch;
 mod row;
 mod scaling;
 mod transitions;
@@ -14,9 +15,10 @@ pub(crate) use self::children::NewChild;
 pub use self::{
     children::Children,
     commands::{
-        DeregisterJob, DispatchJob, Dispatched, EvaluateJob, MarkJobVersion, RegisterJob,
-        StopChildren, VersionMark,
+        DeregisterJob, DispatchJob, Dispatched, EvaluateJob, ForcePeriodic, Launch, LaunchPeriodic,
+        MarkJobVersion, RegisterJob, StopChildren, VersionMark,
     },
+    launch::launch_id,
     row::{
         Affinity, Constraint, DelayFunction, Dispatch, GroupSummary, HealthCheck, Job, JobKind,
         JobSpec, JobStatus, JobVersion, Launches, LogConfig, MigrateStrategy, Network,

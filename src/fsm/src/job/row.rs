@@ -478,10 +478,17 @@ pub struct Job {
 /// What is known of the starts of a periodic job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Launches {
-    /// The last due time that was dealt with, seconds since the Unix epoch: a later one may come.
+    /// Log time at which its lines of cron and zone were set, or it was started again, in Unix
+    /// seconds: what was due before is not made up.
+    pub since_s: i64,
+    /// The last due time that was dealt with, Unix seconds; 0: none was.
+    ///
+    /// Invariant: never goes back, so that no due time is dealt with twice.
     pub last_due_s: i64,
-    /// Due times that passed without a child.
+    /// Due times that passed while nobody led, or faster than they could be launched.
     pub missed: u64,
+    /// Due times at which a child was still alive, where that prohibits another.
+    pub overlapped: u64,
 }
 
 /// Why a child has no evaluation yet.

@@ -168,9 +168,16 @@ impl Turn<'_> {
             job.stop = false;
             job.priority = spec.priority;
             job.parameterized = spec.parameterized.is_some();
-            // What was due before the job was there is not made up.
-            let since = Launches { last_due_s: seconds(self.at), missed: 0 };
-            job.periodic = spec.periodic.as_ref().map(|_| job.periodic.unwrap_or(since));
+            job.periodic = spec.periodic.as_ref().map(|block| {
+                let known = job.periodic.unwrap_or_default();
+                let keeps = old.is_some_and(|old| {
+                    let current = self.state.current_spec(old);
+                    !old.stop
+                        && current.is_some_and(|current| current.periodic.as_ref() == Some(block))
+                });
+                let since_s = if keeps { known.since_s } else { seconds(self.at) };
+                Launches { since_s, ..known }
+            });
             job.submitted_at = self.at;
             let submission = submission.cloned();
             self.store_version(&mut job, spec, submission);

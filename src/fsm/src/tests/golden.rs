@@ -37,9 +37,10 @@ use crate::{
     id::{AllocationId, ClassId, DeploymentId, EvaluationId, InstanceId, NodeId, RequestId},
     job::{
         Affinity, Constraint, DelayFunction, DeregisterJob, Dispatch, DispatchJob, Dispatched,
-        EvaluateJob, GroupScaling, HealthCheck, Job, JobKind, JobSpec, JobStatus, JobVersion,
-        Launches, MarkJobVersion, Parameterized, Periodic, RegisterJob, ReschedulePolicy, Spread,
-        SpreadTarget, StopChildren, Submission, UpdateStrategy, VersionMark, VersionTag, Waiting,
+        EvaluateJob, ForcePeriodic, GroupScaling, HealthCheck, Job, JobKind, JobSpec, JobStatus,
+        JobVersion, Launch, LaunchPeriodic, Launches, MarkJobVersion, Parameterized, Periodic,
+        RegisterJob, ReschedulePolicy, Spread, SpreadTarget, StopChildren, Submission,
+        UpdateStrategy, VersionMark, VersionTag, Waiting,
     },
     node::{
         AdvanceDrains, CapacityGain, CheckResult, Drain, DrainStatus, Driver, Eligibility,
@@ -125,7 +126,7 @@ fn job_row() -> Job {
         stop: true,
         status: JobStatus::Dead,
         parameterized: true,
-        periodic: Some(Launches { last_due_s: 7, missed: 8 }),
+        periodic: Some(Launches { since_s: 6, last_due_s: 7, missed: 8, overlapped: 9 }),
         token: "once".into(),
         waiting: Some(Waiting { position: 9, evaluation: EvaluationId([9; 16]) }),
         create_index: 4,
@@ -562,6 +563,20 @@ pub(super) fn commands() -> Vec<Command> {
             purge: true,
             evaluation_ids: vec![evaluation],
         }),
+        Command::LaunchPeriodic(LaunchPeriodic {
+            launches: vec![Launch {
+                job: job_key("t"),
+                job_modify_index: 28,
+                due_s: 1_700_000_000,
+                missed: 29,
+                evaluation,
+            }],
+        }),
+        Command::ForcePeriodic(ForcePeriodic {
+            job: job_key("t"),
+            due_s: 1_700_000_001,
+            evaluation,
+        }),
     ];
     let more =
         [pools::commands(), capacity::commands(), vec![mark()], deployments::commands(), last];
@@ -649,6 +664,8 @@ fn command_name(command: &Command) -> &'static str {
         Command::ScaleJob(_) => "scale-job",
         Command::ExpireRuns(_) => "expire-runs",
         Command::StopChildren(_) => "stop-children",
+        Command::LaunchPeriodic(_) => "launch-periodic",
+        Command::ForcePeriodic(_) => "force-periodic",
     }
 }
 

@@ -42,8 +42,9 @@ use crate::{
     id::{AllocationId, EvaluationId, JobKey, NodeId, RequestId, Text},
     invariant,
     job::{
-        DeregisterJob, DispatchJob, Dispatched, EvaluateJob, Job, JobKind, JobSpec, MarkJobVersion,
-        Parameterized, RegisterJob, ScaleJob, Scaling, StopChildren, Submission, VersionMark,
+        DeregisterJob, DispatchJob, Dispatched, EvaluateJob, ForcePeriodic, Job, JobKind, JobSpec,
+        Launch, LaunchPeriodic, MarkJobVersion, Parameterized, Periodic, RegisterJob, ScaleJob,
+        Scaling, StopChildren, Submission, VersionMark,
     },
     node::{
         AdvanceDrains, Drain, EndMassLoss, EndSuspensions, EvaluateNode, Liveness, LivenessChange,
@@ -123,7 +124,8 @@ impl Maker<'_> {
     }
 
     fn job_name(&mut self) -> &'static str {
-        self.dice.choose(&["one", "two", "three", "ports", "system", "sysbatch", "template"])
+        self.dice
+            .choose(&["one", "two", "three", "ports", "system", "sysbatch", "template", "clock"])
     }
 
     /// Any job that is there, or a name.
@@ -145,6 +147,15 @@ impl Maker<'_> {
                 parameterized: Some(Parameterized {
                     max_running: self.dice.choose(&[0, 1, 2]),
                     ..Parameterized::default()
+                }),
+                ..job(name, JobKind::Batch, 1)
+            },
+            "clock" => JobSpec {
+                periodic: Some(Periodic {
+                    enabled: !self.dice.one_in(5),
+                    specs: vec![self.dice.choose(&["@daily".into(), "@hourly".into()])],
+                    prohibit_overlap: self.dice.one_in(2),
+                    ..Periodic::default()
                 }),
                 ..job(name, JobKind::Batch, 1)
             },
@@ -248,6 +259,9 @@ impl Maker<'_> {
             let (purge, evaluation_ids) = (self.dice.one_in(2), self.evaluation_ids());
             return StopChildren { parent, children, purge, evaluation_ids }.into();
         }
+        if self.dice.one_in(6) {
+            return self.launch();
+        }
         match self.dice.below(14) {
             0 => Command::DeregisterJob(DeregisterJob {
                 job,
@@ -312,6 +326,29 @@ impl Maker<'_> {
         });
         let children = children.collect();
         DispatchJob { parent: crate::testing::job_key(parent), children }.into()
+    }
+
+    /// Mostly of the periodic job as it is, at due times that meet now and then.
+    fn launch(&mut self) -> Command {
+        let any_name = self.dice.one_in(9);
+        let name = if any_name { self.job_name() } else { "clock" };
+        let job = crate::testing::job_key(name);
+        let row = self.state.jobs.get(&job);
+        let known = row.map_or(0, |row| row.job_modify_index);
+        let last = row.and_then(|row| row.periodic).map_or(0, |row| row.last_due_s);
+        if self.dice.one_in(4) {
+            let due_s = last.saturating_add(self.dice.choose(&[0, 1, 2]));
+            return ForcePeriodic { job, due_s, evaluation: self.new_evaluation() }.into();
+        }
+        let launches = (0..self.dice.below(3)).map(|_| Launch {
+            job: job.clone(),
+            job_modify_index: if self.dice.one_in(9) { 1 } else { known },
+            due_s: last.saturating_add(self.dice.choose(&[-1, 0, 1, 2, 60])),
+            missed: self.dice.choose(&[0, 1, u64::MAX]),
+            evaluation: self.new_evaluation(),
+        });
+        let launches = launches.collect();
+        LaunchPeriodic { launches }.into()
     }
 
     /// One of a few texts.

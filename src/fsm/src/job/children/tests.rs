@@ -424,7 +424,11 @@ fn children_are_stopped_and_deleted_with_their_parent() {
 fn a_periodic_job_lasts_and_gets_no_evaluation() {
     let mut driver = Driver::default();
     let periodic = || JobSpec {
-        periodic: Some(Periodic { enabled: true, ..Periodic::default() }),
+        periodic: Some(Periodic {
+            enabled: true,
+            specs: vec!["@daily".into()],
+            ..Periodic::default()
+        }),
         ..job("t", JobKind::Batch, 1)
     };
     let evaluation = driver.evaluation_id();
@@ -433,7 +437,7 @@ fn a_periodic_job_lasts_and_gets_no_evaluation() {
     let created = driver.job_row("t").clone();
     assert_eq!(created.status, JobStatus::Running);
     let launches = created.periodic.unwrap();
-    assert_eq!((launches.last_due_s, launches.missed), (1_000_000_000, 0));
+    assert_eq!((launches.since_s, launches.last_due_s), (1_000_000_000, 0));
     driver.at_seconds(60);
     let evaluation = driver.evaluation_id();
     driver.accept(register(JobSpec { priority: 60, ..periodic() }, evaluation));

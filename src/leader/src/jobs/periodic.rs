@@ -1,0 +1,304 @@
+//! Launches periodic jobs when they are due (ADR 0020).
+//!
+//! Due times are wall time, which comes in with each step. Of the due times of a job that have
+//! passed, the last is launched, and those before it are counted as missed: so at most one is made up
+//! after an outage, or when the clock jumps ahead. When it jumps back, nothing is launched until the
+//! last due time has passed once more. Whether a launch is right is judged again in `apply`.
+//!
+//! ```text
+//!  rows that changed ─► look ─► due (by wall time) ─► asked (by log time) ─► LaunchPeriodic
+//!                        ▲                               │ again, until the row has the due time
+//!                        └───────────────────────────────┘
+//! ```
+//!
+//! Invariant: a job that the clock may start is in `jobs`, and in `due` or `asked` but not in both; a job
+//! with no due time any more is in neither. Between due times a step costs the same with any number
+//! of jobs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cron::Schedule;
+use fsm::{
+    Command, Effect, Index, JobKey, State, Text,
+    job::{Job, Launch, LaunchPeriodic, Launches, Periodic},
+    plant::{Plant, is_planted},
+};
+
+use crate::{
+    limits,
+    machine::{Ids, Machine, Report, Stepped},
+};
+
+/// What is known of a job that the clock may start.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Watched {
+    create_index: Index,
+    job_modify_index: Index,
+    /// As the row had them.
+    known: Launches,
+    /// Due times after this one count, Unix seconds.
+    since_s: i64,
+    /// The next due time that was not looked at; none: there is none.
+    next_s: Option<i64>,
+    /// Due times before it that passed, and are not in the row.
+    missed: u64,
+    /// What was asked for, and when to ask again, log time.
+    asked: Option<(u64, Launch)>,
+}
+
+/// Counts since this leadership began.
+#[derive(Clone, Copy, Default, Debug)]
+struct Counts {
+    dealt_with: u64,
+    missed: u64,
+    overlapped: u64,
+}
+
+/// The watch over periodic jobs.
+#[derive(Default, Debug)]
+pub(crate) struct PeriodicWatch {
+    /// Wall time of the step, Unix milliseconds.
+    wall_ms: u64,
+    jobs: BTreeMap<JobKey, Watched>,
+    due: BTreeSet<(i64, JobKey)>,
+    asked: BTreeSet<(u64, JobKey)>,
+    /// Rows to look at. True: since the start of the leadership.
+    changed: BTreeMap<JobKey, bool>,
+    next_at: Option<u64>,
+    counts: Counts,
+}
+
+impl PeriodicWatch {
+    /// What the machine's clock says, before a step.
+    pub(crate) fn set_wall(&mut self, wall_ms: u64) {
+        self.wall_ms = wall_ms;
+    }
+
+    fn wall_s(&self) -> i64 {
+        i64::try_from(self.wall_ms / 1000).unwrap_or(i64::MAX)
+    }
+
+    fn remove(&mut self, key: &JobKey) -> Option<Watched> {
+        let old = self.jobs.remove(key)?;
+        match (&old.asked, old.next_s) {
+            (Some((again_at, _)), _) => self.asked.remove(&(*again_at, key.clone())),
+            (None, Some(next_s)) => self.due.remove(&(next_s, key.clone())),
+            (None, None) => false,
+        };
+        Some(old)
+    }
+
+    fn put(&mut self, key: JobKey, watched: Watched) {
+        match (&watched.asked, watched.next_s) {
+            (Some((again_at, _)), _) => self.asked.insert((*again_at, key.clone())),
+            (None, Some(next_s)) => self.due.insert((next_s, key.clone())),
+            (None, None) => false,
+        };
+        self.jobs.insert(key, watched);
+    }
+
+    /// Takes in a row that is new, has changed, or went.
+    fn look(&mut self, state: &State, key: JobKey, is_restored: bool, reports: &mut Vec<Report>) {
+        let old = self.remove(&key);
+        let Some((row, known, block)) = started_by_the_clock(state, &key) else { return };
+        let old = old.filter(|old| old.create_index == row.create_index);
+        if let Some(old) = &old {
+            self.report(&key, old.known, known, reports);
+        }
+        let same_clock = old.as_ref().filter(|old| old.known.since_s == known.since_s);
+        let since_s = match same_clock {
+            Some(old) => old.since_s,
+            None => self.since(known.since_s, is_restored),
+        };
+        if let Some(old) = same_clock
+            && old.job_modify_index == row.job_modify_index
+            && old.known.last_due_s == known.last_due_s
+        {
+            self.put(key, Watched { known, ..old.clone() });
+            return;
+        }
+        let schedule = match Schedule::parse(&block.specs, &block.time_zone) {
+            Ok(schedule) => schedule,
+            Err(error) => {
+                let detail = error.to_string().into();
+                reports.push(Report::CronUnreadable { job: name_of(&key), detail });
+                return;
+            }
+        };
+        let watched = Watched {
+            create_index: row.create_index,
+            job_modify_index: row.job_modify_index,
+            known,
+            since_s,
+            next_s: schedule.next_after(since_s.max(known.last_due_s)),
+            missed: 0,
+            asked: None,
+        };
+        self.put(key, watched);
+    }
+
+    /// From when on due times count, of a clock that was set at this log time. Log time follows wall
+    /// time slowly: it may be an hour off after the clock jumped, and then says nothing about the
+    /// wall time of a registration. A job that was registered under this leader was so just now.
+    fn since(&self, set_s: i64, is_restored: bool) -> i64 {
+        let wall_s = self.wall_s();
+        let is_far = wall_s.saturating_sub(set_s) > limits::CLOCKS_APART_S_MAX;
+        if (is_far && !is_restored) || (is_restored && is_planted(Plant::MissedNeverMadeUp)) {
+            return wall_s;
+        }
+        set_s.min(wall_s)
+    }
+
+    fn report(&mut self, key: &JobKey, old: Launches, new: Launches, reports: &mut Vec<Report>) {
+        let missed = new.missed.saturating_sub(old.missed);
+        let overlapped = new.overlapped.saturating_sub(old.overlapped);
+        let counts = &mut self.counts;
+        counts.dealt_with += u64::from(new.last_due_s != old.last_due_s);
+        counts.missed += missed;
+        counts.overlapped += overlapped;
+        let job = || name_of(key);
+        if missed > 0 {
+            reports.push(Report::LaunchesMissed { job: job(), count: missed });
+        }
+        if overlapped > 0 {
+            reports.push(Report::LaunchOverlapped { job: job(), count: overlapped });
+        }
+    }
+
+    /// Moves a job that is due on to the last due time that has passed, in so many looks at most, and
+    /// asks for its launch when it is there.
+    fn advance(
+        &mut self,
+        now: u64,
+        state: &State,
+        key: &JobKey,
+        looks: &mut usize,
+        ids: &mut Ids<'_>,
+    ) -> Option<Launch> {
+        let mut watched = self.remove(key)?;
+        let (_, _, block) = started_by_the_clock(state, key)?;
+        let schedule = Schedule::parse(&block.specs, &block.time_zone).ok()?;
+        let mut due_s = watched.next_s?;
+        let wall_s = self.wall_s();
+        let launch = loop {
+            *looks = looks.saturating_sub(1);
+            match schedule.next_after(due_s).filter(|next_s| *next_s <= wall_s) {
+                Some(next_s) => {
+                    due_s = next_s;
+                    watched.missed += 1;
+                }
+                None => {
+                    let missed = watched.missed;
+                    break Some(Launch {
+                        job: key.clone(),
+                        job_modify_index: watched.job_modify_index,
+                        due_s,
+                        missed,
+                        evaluation: fsm::EvaluationId(ids()),
+                    });
+                }
+            }
+            if *looks == 0 {
+                break None;
+            }
+        };
+        watched.next_s = Some(due_s);
+        let again_at = now.saturating_add(limits::LAUNCH_RETRY_MS);
+        watched.asked = launch.clone().map(|launch| (again_at, launch));
+        self.put(key.clone(), watched);
+        launch
+    }
+
+    /// What was asked for too long ago.
+    fn ask_again(&mut self, now: u64) -> Option<Launch> {
+        let (_, key) = self.asked.first().filter(|(again_at, _)| *again_at <= now).cloned()?;
+        let mut watched = self.remove(&key)?;
+        let (again_at, launch) = watched.asked.as_mut()?;
+        *again_at = now.saturating_add(limits::LAUNCH_RETRY_MS);
+        let launch = launch.clone();
+        self.put(key, watched);
+        Some(launch)
+    }
+
+    /// The next deadline in log time: due times are as far from now as they are in wall time.
+    fn deadline(&self, now: u64) -> Option<u64> {
+        if !self.changed.is_empty() {
+            return Some(now);
+        }
+        let due_at = self.due.first().map(|(due_s, _)| {
+            let due_ms = u64::try_from(*due_s).unwrap_or(0).saturating_mul(1000);
+            now.saturating_add(due_ms.saturating_sub(self.wall_ms))
+        });
+        let again_at = self.asked.first().map(|(again_at, _)| *again_at);
+        due_at.into_iter().chain(again_at).min()
+    }
+}
+
+/// A job that the clock may start now, with what is known of that.
+fn started_by_the_clock<'s>(
+    state: &'s State,
+    key: &JobKey,
+) -> Option<(&'s Job, Launches, &'s Periodic)> {
+    let row = state.jobs().get(key).filter(|row| !row.stop)?;
+    let block = state.current_spec(row)?.periodic.as_ref().filter(|block| block.enabled)?;
+    Some((row, row.periodic?, block))
+}
+
+fn name_of(key: &JobKey) -> Text {
+    key.to_string().into()
+}
+
+impl Machine for PeriodicWatch {
+    fn restore(&mut self, _now: u64, state: &State) {
+        self.jobs.clear();
+        self.due.clear();
+        self.asked.clear();
+        let rows = state.jobs().iter().filter(|row| row.periodic.is_some());
+        self.changed = rows.map(|row| (row.key.clone(), true)).collect();
+    }
+
+    fn take(&mut self, _now: u64, state: &State, _index: Index, effect: &Effect) {
+        let Effect::Job(key) = effect else { return };
+        let is_periodic = state.jobs().get(key).is_some_and(|row| row.periodic.is_some());
+        if is_periodic || self.jobs.contains_key(key) {
+            self.changed.entry(key.clone()).or_insert(false);
+        }
+    }
+
+    fn step(&mut self, now: u64, state: &State, ids: &mut Ids<'_>, stepped: &mut Stepped) {
+        for _ in 0..limits::PERIODIC_SLICE_MAX {
+            let Some((key, is_restored)) = self.changed.pop_first() else { break };
+            self.look(state, key, is_restored, &mut stepped.reports);
+        }
+        let mut launches = Vec::new();
+        while let Some(launch) = self.ask_again(now) {
+            launches.push(launch);
+        }
+        let mut looks = limits::PERIODIC_SLICE_MAX;
+        while looks > 0
+            && let Some((_, key)) = self.due.first().filter(|(at, _)| *at <= self.wall_s()).cloned()
+        {
+            launches.extend(self.advance(now, state, &key, &mut looks, ids));
+        }
+        for launches in launches.chunks(fsm::limits::LAUNCHES_MAX) {
+            let launches = launches.to_vec();
+            stepped.commands.push(Command::LaunchPeriodic(LaunchPeriodic { launches }));
+        }
+        self.next_at = self.deadline(now);
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        // A row that came since the last step is looked at once.
+        if self.changed.is_empty() { self.next_at } else { Some(0) }
+    }
+
+    fn gauges(&self, _now: u64, put: &mut dyn FnMut(&str, u64)) {
+        put("periodic.jobs", self.jobs.len() as u64);
+        put("periodic.dealt_with", self.counts.dealt_with);
+        put("periodic.missed", self.counts.missed);
+        put("periodic.overlapped", self.counts.overlapped);
+    }
+}
+
+#[cfg(test)]
+mod tests;
