@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use super::argv::KnownFlags;
 
 /// Commands, or the first words of several, and what to do instead.
-const COMMANDS: [(&str, &str); 56] = [
+const COMMANDS: [(&str, &str); 55] = [
     (
         "acl",
         "there is no access control: let only those reach the API who may use it (SECURITY.md)",
@@ -31,7 +31,6 @@ const COMMANDS: [(&str, &str); 56] = [
     ("job action", "run the command in a batch job"),
     ("job allocs", "`job status` lists them"),
     ("job init", "begin with a file of examples/"),
-    ("job periodic", "run the job from cron with `job run`"),
     ("license", "there is none to look at"),
     (
         "login",

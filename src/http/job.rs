@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::{Router, routing::get};
 use fsm::{
     Command, EvaluationId, Extent, JobKey, Reply, State, Text,
-    job::{DeregisterJob, EvaluateJob, RegisterJob, Submission},
+    job::{DeregisterJob, EvaluateJob, ForcePeriodic, RegisterJob, Submission},
     limits::{LIST_MAX, SUBMISSION_BYTES_MAX},
     table::TableId,
 };
@@ -22,7 +22,7 @@ use super::{
     error::Error,
     job_plan, job_versions, jobs_bridge, scaling, view, writes,
 };
-use crate::api::Written;
+use crate::{api::Written, clock};
 
 const JOB_TABLES: &[TableId] = &[TableId::Jobs];
 const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocations];
@@ -35,6 +35,7 @@ const VERBS: [(&str, &str); 15] = [
     ("plan", "write"),
     ("dispatch", "write"),
     ("batch", "write"),
+    ("force", "write"),
     ("revert", "write"),
     ("stable", "write"),
     ("tag", "tag"),
@@ -48,7 +49,7 @@ const VERBS: [(&str, &str); 15] = [
     ("scale", "read or write"),
 ];
 /// Nomad's other verbs.
-const VERBS_UNSUPPORTED: [&str; 5] = ["payload", "services", "actions", "action", "force"];
+const VERBS_UNSUPPORTED: [&str; 4] = ["payload", "services", "actions", "action"];
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -252,6 +253,7 @@ async fn write(call: Call) -> Result<Answer, Error> {
         "stable" => job_versions::stable(&call, &target).await,
         "tag" => job_versions::tag(&call, &target).await,
         "scale" => scaling::scale(&call, &target).await,
+        "force" => force(&call, &target).await,
         other => Err(Error::unsupported(&format!("job {other}"))),
     }
 }
@@ -393,6 +395,15 @@ async fn evaluate(call: &Call, target: &Target) -> Result<Answer, Error> {
         evaluation: call.evaluation_id(),
     });
     let written = call.write(command).await?;
+    call.answer_write(&written, job_reply(&written))
+}
+
+/// Starts a periodic job now, beside its due times.
+async fn force(call: &Call, target: &Target) -> Result<Answer, Error> {
+    let due_s = i64::try_from(clock::wall_ms() / 1000).unwrap_or(i64::MAX);
+    let evaluation = call.evaluation_id();
+    let command = ForcePeriodic { job: target.key(call)?, due_s, evaluation };
+    let written = call.write(command.into()).await?;
     call.answer_write(&written, job_reply(&written))
 }
 

@@ -24,7 +24,7 @@ use super::{
     job::job_of,
     jobs_bridge, view,
 };
-use crate::jobspec;
+use crate::{clock, jobspec};
 
 /// Passes of one prediction: each places up to `fsm::limits::PLAN_PLACEMENTS_MAX` instances.
 const PASSES_MAX: u32 = 64;
@@ -79,10 +79,19 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
         "Diff": if with_diff { annotated(prediction.diff, &prediction.annotations) } else { Value::Null },
         "FailedTGAllocs": if failed.is_empty() { Value::Null } else { failed.into() },
         "JobModifyIndex": prediction.job_modify_index,
-        "NextPeriodicLaunch": Value::Null,
+        "NextPeriodicLaunch": next_launch(&groups),
         "Warnings": converted.warnings,
     });
     call.answer(&answer, Some(meta))
+}
+
+/// When a periodic job would start if it were registered now.
+fn next_launch(spec: &JobSpec) -> Value {
+    let next = spec.periodic.as_ref().filter(|block| block.enabled).and_then(|block| {
+        let schedule = cron::Schedule::parse(&block.specs, &block.time_zone).ok()?;
+        schedule.next_after(i64::try_from(clock::wall_ms() / 1000).ok()?)
+    });
+    next.map_or(Value::Null, |unix_s| calendar::DateTime::from_unix(unix_s).rfc3339().into())
 }
 
 fn predict(

@@ -4,7 +4,10 @@ use fsm::{Job, JobVersion, job::JobSpec, job::JobStatus};
 use serde_json::{Value, json};
 
 use super::error::Error;
-use crate::jobspec::{self, JobFields};
+use crate::{
+    clock,
+    jobspec::{self, JobFields},
+};
 
 /// A job as the state machine takes it, and what to tell its author.
 pub(crate) struct Converted {
@@ -18,6 +21,9 @@ pub(crate) struct Converted {
 pub(crate) fn convert(job: &Value) -> Result<Converted, Vec<String>> {
     match jobspec::to_spec(job) {
         Ok(conversion) => {
+            let now_s = i64::try_from(clock::wall_ms() / 1000).unwrap_or(i64::MAX);
+            jobspec::check_to_come(&conversion.spec, now_s)
+                .map_err(|error| vec![error.to_string()])?;
             Ok(Converted { spec: conversion.spec, warnings: conversion.warnings.join("\n") })
         }
         Err(errors) => Err(errors.iter().map(ToString::to_string).collect()),
@@ -54,7 +60,15 @@ pub(crate) fn job_json(job: &Job, version: &JobVersion) -> Value {
             submitted_at_ms: version.submitted_at,
         },
     );
-    with_constant_fields(with_tag(json, version))
+    let mut json = with_tag(json, version);
+    if let Some(launches) = job.periodic.filter(|_| is_current) {
+        json["PeriodicLaunches"] = json!({
+            "LastDue": launches.last_due_s,
+            "Missed": launches.missed,
+            "Overlapped": launches.overlapped,
+        });
+    }
+    with_constant_fields(json)
 }
 
 /// A version that outlived its job: allocations of a purged job still show it.

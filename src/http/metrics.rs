@@ -162,7 +162,7 @@ use Kind::{Counter, Gauge};
 
 /// What metrics are about, by the beginning of their names behind `nomad.`; the first that fits holds. docs/operations.md,
 /// docs/pools.md and docs/capacity.md have each.
-const DESCRIBED: [(&str, Kind, &str); 36] = [
+const DESCRIBED: [(&str, Kind, &str); 40] = [
     ("raft.log.first_index", Gauge, "First index in the log on disk."),
     ("raft.log.", Counter, "Writes of the log on disk since the start."),
     ("raft.", Gauge, "Consensus: term, indexes, whether this server leads."),
@@ -208,6 +208,10 @@ const DESCRIBED: [(&str, Kind, &str); 36] = [
     ("capacity.", Gauge, "Capacity groups: what is required, decided and there."),
     ("process.cpu_ms", Counter, "Processor time of this process."),
     ("process.", Gauge, "Memory of this process."),
+    ("periodic.jobs", Gauge, "Periodic jobs that the leader watches."),
+    ("periodic.dealt_with", Counter, "Due times of periodic jobs that were launched or passed."),
+    ("periodic.missed", Counter, "Due times that passed without a launch."),
+    ("periodic.overlapped", Counter, "Due times at which a child was still alive."),
     ("deployments.", Gauge, "Deployments with a deadline that the leader watches."),
     ("leader.", Gauge, "The machines of the leader."),
     ("", Gauge, "See docs/operations.md."),

@@ -107,7 +107,7 @@ fn jobs() -> Vec<(&'static str, Value, Verdict)> {
         ("/Meta", json!({"a b": "c", "": "x"}), RefusedHere("key is empty", SLIP)),
         ("/Meta", json!({"a b": "c"}), Taken),
         ("/Meta", json!({"a": 1}), Refused("expected a text")),
-        ("/Periodic", json!({"Spec": "* * * * *"}), RefusedHere("not supported yet", NOT_BUILT)),
+        ("/Periodic", json!({"Spec": "* * * * *"}), Refused("only batch and sysbatch")),
         ("/Unknown", json!(1), Taken),
         ("/ParameterizedJob", json!({}), Refused("only batch and sysbatch")),
         ("/Stop", json!(true), Taken),
@@ -377,7 +377,69 @@ fn others() -> Vec<(&'static str, &'static str, Value, Verdict)> {
             Refused("is required as well"),
         ),
         ("system", "/ParameterizedJob", json!({}), Refused("only batch and sysbatch")),
+        ("system", "/Periodic", json!({"Spec": "@daily"}), Refused("only batch and sysbatch")),
+        ("sysbatch", "/Periodic", json!({"Spec": "@daily"}), Taken),
+        ("batch", "/Periodic", json!({"Spec": "*/5 * * * *", "SpecType": "cron"}), Taken),
+        ("batch", "/Periodic", json!({"Specs": ["0 3 * * sat", "@daily"], "Spec": ""}), Taken),
+        ("batch", "/Periodic", json!({"Spec": "* * * * * * *", "Enabled": false}), Taken),
+        ("batch", "/Periodic", json!({}), Refused("says no time")),
+        (
+            "batch",
+            "/Periodic",
+            json!({"Spec": "@daily", "Specs": ["@daily"]}),
+            Refused("keep one of them"),
+        ),
+        ("batch", "/Periodic", json!({"Spec": "@daily", "SpecType": "x"}), Refused("\"cron\"")),
+        (
+            "batch",
+            "/Periodic",
+            json!({"Spec": "0 24 * * *"}),
+            Refused("Job.Periodic.Spec: there is no hour \"24\": write 0 to 23 (at character 3)"),
+        ),
+        (
+            "batch",
+            "/Periodic",
+            json!({"Specs": ["@daily", "* * *"]}),
+            Refused("Job.Periodic.Specs[1]: "),
+        ),
+        (
+            "batch",
+            "/Periodic",
+            json!({"Spec": "@daily", "TimeZone": "Europe/Nowhere"}),
+            Refused("Job.Periodic.TimeZone: there is no time zone"),
+        ),
+        (
+            "batch",
+            "/Periodic",
+            json!({"Spec": "@daily", "TimeZone": "Local"}),
+            RefusedHere("servers may be in different zones", "the leader decides, whoever that is"),
+        ),
+        ("batch", "/Periodic", json!({"Spec": "0 0 30 2 *"}), RefusedHere("never comes", SLIP)),
+        (
+            "batch",
+            "/Periodic",
+            json!({"Spec": "0 22-2 * * *"}),
+            RefusedHere("goes down: write 22-23,0-2", "Nomad's servers do not survive it"),
+        ),
+        ("batch", "/Periodic", json!({"Spec": "@midnight"}), TakenHere("other crons have it")),
     ]
+}
+
+#[test]
+fn a_job_is_not_periodic_and_parameterized() {
+    let changes = [("/ParameterizedJob", json!({})), ("/Periodic", json!({"Spec": "@daily"}))];
+    let said = judge("batch", &changes).unwrap_err();
+    assert!(said.contains("Job.Periodic: ") && said.contains("keep one of the two"), "{said}");
+}
+
+#[test]
+fn a_cron_that_is_over_is_refused_by_who_has_a_clock() {
+    let job = json!({"ID": "j", "Type": "batch", "Periodic": {"Spec": "0 0 * * * 2024"},
+        "TaskGroups": [{"Name": "g", "Tasks": [{"Name": "t", "Driver": "mock"}]}]});
+    let spec = to_spec(&job).unwrap().spec;
+    assert_eq!(super::check_to_come(&spec, 1_700_000_000), Ok(()));
+    let over = super::check_to_come(&spec, 1_767_225_600).unwrap_err().to_string();
+    assert!(over.starts_with("Job.Periodic.Spec: ") && over.contains("never comes"), "{over}");
 }
 
 #[test]

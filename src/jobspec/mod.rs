@@ -33,7 +33,7 @@ use serde_json::Value;
 pub use canonical::canonicalize;
 #[cfg(test)]
 pub(crate) use convert::SIGNALS;
-pub use convert::{Conversion, FieldError, to_spec};
+pub use convert::{Conversion, FieldError, check_to_come, to_spec};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::job_diff;
 pub use named::{Named, parse_named};

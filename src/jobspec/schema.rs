@@ -158,17 +158,10 @@ pub(super) static JOB: Block = Block {
         one("migrate", "Migrate", &MIGRATE),
         one("reschedule", "Reschedule", &RESCHEDULE),
         one("parameterized", "ParameterizedJob", &PARAMETERIZED),
+        one("periodic", "Periodic", &PERIODIC),
         text_map("meta", "Meta"),
     ],
-    unsupported: &[
-        "periodic",
-        "multiregion",
-        "vault",
-        "consul",
-        "ui",
-        "consul_token",
-        "vault_token",
-    ],
+    unsupported: &["multiregion", "vault", "consul", "ui", "consul_token", "vault_token"],
     finish: Finish::Job,
 };
 
@@ -359,6 +352,14 @@ static PARAMETERIZED: Block = plain(&[
 ]);
 
 static DISPATCH_PAYLOAD: Block = plain(&[text("file", "File")]);
+
+static PERIODIC: Block = plain(&[
+    text("cron", "Spec"),
+    texts("crons", "Specs"),
+    text("time_zone", "TimeZone"),
+    boolean("prohibit_overlap", "ProhibitOverlap"),
+    boolean("enabled", "Enabled"),
+]);
 
 static EPHEMERAL_DISK: Block =
     plain(&[integer("size", "SizeMB"), boolean("sticky", "Sticky"), boolean("migrate", "Migrate")]);

@@ -4,6 +4,7 @@
 
 mod diff;
 mod dispatch;
+mod periodic;
 mod plan;
 mod restart;
 mod run;
@@ -84,6 +85,9 @@ pub(crate) enum JobCommand {
     /// List what was done and said about the counts of a job
     #[command(after_help = "Examples:\n  quorate job scaling-events web")]
     ScalingEvents(scale::EventsArgs),
+    /// Start periodic jobs
+    #[command(subcommand)]
+    Periodic(periodic::PeriodicCommand),
     /// List the deployments of a job
     #[command(
         after_help = "Examples:\n  quorate job deployments web\n  quorate job deployments -latest web"
@@ -189,6 +193,7 @@ pub(crate) fn run(context: &Context, command: &JobCommand) -> Outcome {
         JobCommand::Run(arguments) => run::run(context, arguments),
         JobCommand::Status(arguments) => status::run(context, arguments),
         JobCommand::Dispatch(arguments) => dispatch::run(context, arguments),
+        JobCommand::Periodic(command) => periodic::run(context, command),
         JobCommand::Stop(arguments) => stop(context, arguments),
         JobCommand::Start(arguments) => start::start(context, arguments),
         JobCommand::Restart(arguments) => restart::restart(context, arguments),

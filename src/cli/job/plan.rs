@@ -98,6 +98,10 @@ fn dry_run(answer: &Value) -> String {
     if preempted > 0 {
         lines.push(format!("- Preempts {preempted} allocation(s) of lower priority."));
     }
+    let next = answer.text("NextPeriodicLaunch");
+    if !next.is_empty() {
+        lines.push(format!("- If submitted now, next periodic launch would be at {next}."));
+    }
     let mut text = lines.join("\n");
     text.push('\n');
     text

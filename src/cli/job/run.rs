@@ -5,7 +5,7 @@
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::{JobFile, print_warnings};
+use super::{JobFile, periodic, print_warnings};
 use crate::cli::context::{Context, Exit, Outcome};
 use crate::cli::monitor::{self, Monitor};
 use crate::cli::output::Style;
@@ -115,8 +115,13 @@ fn send(context: &Context, file: &JobFile, request: &Value) -> anyhow::Result<Va
 
 fn print_unevaluated(context: &Context, file: &JobFile) -> anyhow::Result<()> {
     context.line("Job registration successful")?;
-    if file.job.present("Periodic").is_some() {
-        context.line("The job is periodic: it starts when it is due")
+    if let Some(block) = file.job.present("Periodic") {
+        match periodic::next_launch_text(block, context.now_nanoseconds()) {
+            Some(next) => context.line(format!("Approximate next launch time: {next}")),
+            None => {
+                context.line("The job is periodic and not enabled: it starts when it is forced")
+            }
+        }
     } else if file.job.present("ParameterizedJob").is_some() {
         context.line("The job is parameterized: it starts when it is dispatched")
     } else {

@@ -3,6 +3,7 @@
 use clap::Args;
 use serde_json::Value;
 
+use super::periodic;
 use crate::cli::context::{Context, Exit, Outcome};
 use crate::cli::deployment::groups;
 use crate::cli::output::{Style, pairs, table};
@@ -134,7 +135,7 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
         return Ok(Exit::Success);
     }
     let job = Job::read(context, &found, arguments.all_allocs)?;
-    let mut sections = vec![overview(&job.specification)];
+    let mut sections = vec![overview(&job.specification, context.now_nanoseconds())];
     if is_parent(&job.specification) {
         sections.extend(parent(&job));
         context.line(sections.join("\n\n"))?;
@@ -257,7 +258,7 @@ fn ended(job: &Value, allocations: &[Value]) -> Option<String> {
     ))
 }
 
-fn overview(job: &Value) -> String {
+fn overview(job: &Value, now: i64) -> String {
     let datacenters = texts(job.items("Datacenters")).join(",");
     let status = match (job.flag("Stop"), job.text("Status")) {
         (true, status) => format!("{status} (stopped)"),
@@ -278,10 +279,19 @@ fn overview(job: &Value) -> String {
         ("Node Pool", job.shown("NodePool")),
         ("Status", status),
         ("Periodic", job.present("Periodic").is_some().to_string()),
+    ];
+    if let Some(block) = job.present("Periodic").filter(|_| !job.flag("Stop")) {
+        let next = periodic::next_launch_text(block, now);
+        lines.push(("Next Periodic Launch", next.unwrap_or_else(|| "none".to_owned())));
+        let counts = &job["PeriodicLaunches"];
+        lines.push(("Missed Launches", counts.number("Missed").to_string()));
+        lines.push(("Overlaps Skipped", counts.number("Overlapped").to_string()));
+    }
+    lines.extend([
         ("Parameterized", job.present("ParameterizedJob").is_some().to_string()),
         ("Version", job.shown("Version")),
         ("Modify Index", job.shown("JobModifyIndex")),
-    ];
+    ]);
     if !job.text("ParentID").is_empty() {
         lines.push(("Parent", job.shown("ParentID")));
     }

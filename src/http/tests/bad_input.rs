@@ -231,7 +231,7 @@ fn routes() -> Vec<Case> {
         case("PUT", "/v1/job/web/revert", "", 400, "body is required"),
         case("PUT", "/v1/job/web/stable", r#"{"JobVersion": 9}"#, 404, "job not found"),
         case("GET", "/v1/job/web/services", "", 501, "job services"),
-        case("PUT", "/v1/job/web/periodic/force", "{}", 501, "job force"),
+        case("PUT", "/v1/job/web/periodic/force", "{}", 404, "job not found"),
         case("DELETE", "/v1/job/web/versions/v1/tag", "", 404, "job not found"),
         case("GET", "/v1/job/web/versions/v1/tag", "", 405, "not allowed"),
         case("GET", "/v1/search", "", 405, "GET"),

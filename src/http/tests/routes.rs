@@ -34,7 +34,7 @@ DELETE /job/j Built
 PUT /job/j/evaluate Built
 GET /job/j/allocations Built
 GET /job/j/evaluations Built
-PUT /job/j/periodic/force Refused
+PUT /job/j/periodic/force Built
 PUT /job/j/plan Built
 GET /job/j/summary Built
 PUT /job/j/dispatch Built

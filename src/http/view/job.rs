@@ -67,7 +67,7 @@ pub(crate) fn job_stub(state: &State, job: &Job, with_meta: bool) -> Option<Valu
         "NodePool": text(&spec.node_pool),
         "Type": job.kind.name(),
         "Priority": job.priority,
-        "Periodic": false,
+        "Periodic": job.periodic.is_some(),
         "ParameterizedJob": job.parameterized,
         "Stop": job.stop,
         "Status": job.status.name(),

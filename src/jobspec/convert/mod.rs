@@ -5,6 +5,7 @@ mod condition;
 mod fields;
 mod group;
 mod network;
+mod periodic;
 mod policy;
 mod references;
 mod scaling;
@@ -22,6 +23,7 @@ use serde_json::Value;
 
 use super::suggest::did_you_mean;
 use fields::{Fields, Report, quoted};
+pub use periodic::check_to_come;
 use policy::Inherited;
 #[cfg(test)]
 pub(crate) use task::SIGNALS;
@@ -81,7 +83,8 @@ pub fn to_spec(job: &Value) -> Result<Conversion, Vec<FieldError>> {
 }
 
 /// Fields that servers write and clients send back.
-const SERVER_FIELDS: [&str; 15] = [
+const SERVER_FIELDS: [&str; 16] = [
+    "PeriodicLaunches",
     "Status",
     "StatusDescription",
     "Version",
@@ -120,6 +123,11 @@ fn job_spec(job: &Value, report: &mut Report) -> Option<JobSpec> {
     let spreads = condition::spreads(&mut fields, kind, report);
     let meta = fields.text_map("Meta", report);
     let parameterized = parameterized(&mut fields, kind, report);
+    let periodic = periodic::read(&mut fields, kind, report);
+    if parameterized.is_some() && periodic.is_some() {
+        let message = "is of a parameterized job, which starts when it is dispatched: keep one of the two blocks";
+        report.error(fields.at("Periodic"), message);
+    }
     let inherited = Inherited::read(&mut fields, kind, report);
     let groups = groups(&mut fields, &name, &inherited, report);
     fields.finish(report);
@@ -139,7 +147,7 @@ fn job_spec(job: &Value, report: &mut Report) -> Option<JobSpec> {
         groups,
         meta,
         parameterized,
-        periodic: None,
+        periodic,
         dispatch: None,
     };
     references::check(&spec, report);
@@ -148,7 +156,6 @@ fn job_spec(job: &Value, report: &mut Report) -> Option<JobSpec> {
 
 fn refuse_unsupported(fields: &mut Fields<'_>, report: &mut Report) {
     for (field, what) in [
-        ("Periodic", "periodic blocks are"),
         ("Multiregion", "multiregion blocks are"),
         ("Payload", "a payload outside a dispatch is"),
         ("VaultNamespace", "Vault namespaces are"),
