@@ -30,7 +30,7 @@ const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocati
 const REGION_ANY: &str = "global";
 
 /// Verbs behind a job id that are answered, with the methods they take.
-const VERBS: [(&str, &str); 15] = [
+const VERBS: [(&str, &str); 16] = [
     ("evaluate", "write"),
     ("plan", "write"),
     ("dispatch", "write"),

@@ -93,7 +93,7 @@ mod tests {
         let pool = "node_pool \"gpu\" {\n  description = \"fast\"\n  meta {\n    owner = \"ann\"\n  }\n\
             node_identity_ttl = \"1h\"\n}\n";
         let expected = json!({"Name": "gpu", "Description": "fast", "Meta": {"owner": "ann"},
-            "NodeIdentityTTL": "1h"});
+            "NodeIdentityTTL": 3_600_000_000_000_i64});
         assert_eq!(parse_named(Named::NodePool, "f.hcl", pool).ok(), Some(expected));
         let namespace = "name = \"web\"\ndescription = \"the team\"\nmeta {\n  a = \"b\"\n}\n";
         let expected = json!({"Name": "web", "Description": "the team", "Meta": {"a": "b"}});

@@ -216,6 +216,7 @@ impl Writes {
                 | Command::EvaluateJob(_)
                 | Command::DispatchJob(_)
                 | Command::ForcePeriodic(_)
+                | Command::ScaleJob(_)
         );
         if makes_work && services.is_overloaded() {
             return Err(ApiError::Overloaded {

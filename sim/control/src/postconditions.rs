@@ -336,7 +336,8 @@ impl Entry<'_> {
         if newest.is_none_or(|event| (event.create_index, event.count) != (self.index(), *count)) {
             found.push(format!("P-scale: the event of {group} of {key} is not the newest"));
         }
-        if count.is_some() && !self.has_new_evaluation(key) {
+        let is_parent = self.after.jobs().get(key).is_some_and(|job| job.is_parent());
+        if count.is_some() && !is_parent && !self.has_new_evaluation(key) {
             found.push(format!("I18: nobody evaluates {key}, which was scaled"));
         }
         self.evaluation_made(found);

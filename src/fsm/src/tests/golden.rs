@@ -542,7 +542,20 @@ pub(super) fn commands() -> Vec<Command> {
         Command::DigestVerdict(DigestVerdict { mark: 18, digest: Digest(19) }),
         collection(),
     ]);
-    let last = vec![
+    let more = [
+        pools::commands(),
+        capacity::commands(),
+        vec![mark()],
+        deployments::commands(),
+        last(evaluation),
+    ];
+    commands.extend(more.concat());
+    commands
+}
+
+/// The newest ones.
+fn last(evaluation: EvaluationId) -> Vec<Command> {
+    vec![
         Command::DeleteEvaluations(DeleteEvaluations { ids: vec![evaluation] }),
         Command::DispatchJob(DispatchJob {
             parent: job_key("t"),
@@ -577,11 +590,7 @@ pub(super) fn commands() -> Vec<Command> {
             due_s: 1_700_000_001,
             evaluation,
         }),
-    ];
-    let more =
-        [pools::commands(), capacity::commands(), vec![mark()], deployments::commands(), last];
-    commands.extend(more.concat());
-    commands
+    ]
 }
 
 fn stop(evaluation: EvaluationId) -> Command {
