@@ -238,9 +238,8 @@ impl World {
                     self.log.truth().allocations_of_job(&job).map(|row| row.id).collect();
                 match dice.pick(&ids) {
                     Some(id) => {
-                        let is_always = evaluation.0[0].is_multiple_of(2);
-                        let replacement =
-                            if is_always { Replacement::Always } else { Replacement::ByKind };
+                        let all = [Replacement::ByKind, Replacement::Always, Replacement::Never];
+                        let replacement = all[usize::from(evaluation.0[0]) % all.len()];
                         testing::stop_allocation(id, replacement, evaluation)
                     }
                     None => Command::EvaluateJob(EvaluateJob {

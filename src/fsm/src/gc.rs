@@ -98,7 +98,9 @@ impl State {
         let Some(job) = job.filter(|job| !job.stop) else { return true };
         // It counts as an instance that finished does.
         let runs_once = matches!(job.kind, JobKind::Batch | JobKind::Sysbatch);
-        let is_ended = row.may_stay_ended(runs_once) && row.is_ended_by_request();
+        let outdated = row.job_version != job.version;
+        let stays = runs_once || (row.may_stay_ended(false) && !outdated);
+        let is_ended = stays && row.is_ended_by_request();
         if row.is_server_terminal() && !is_ended {
             // Its predecessor counts as replaced only while this allocation exists, so this one
             // stays.
@@ -107,18 +109,18 @@ impl State {
             });
         }
         let replaced = row.next.is_some_and(|next| self.allocations.contains(&next));
-        let outdated = row.job_version != job.version;
         let is_lost = row.client == ClientStatus::Lost && !is_ended;
         replaced
             || match job.kind {
                 // A failed allocation counts as an instance as long as its group exists.
                 JobKind::Service => {
-                    row.client != ClientStatus::Failed
-                        || self
-                            .current_spec(job)
-                            .is_none_or(|spec| spec.group(&row.group).is_none())
+                    let has_group = || {
+                        let spec = self.current_spec(job);
+                        spec.is_some_and(|spec| spec.group(&row.group).is_some())
+                    };
+                    !is_ended && (row.client != ClientStatus::Failed || !has_group())
                 }
-                JobKind::System => true,
+                JobKind::System => !is_ended,
                 JobKind::Batch => outdated || is_lost,
                 // The allocation records that the job has run on this node. That no longer matters
                 // when the node is gone and cannot come back.

@@ -174,7 +174,8 @@ impl Ending<'_> {
         if is_live(row) {
             return true;
         }
-        if self.job.kind == JobKind::Batch && self.is_current(row) && row.is_ended_by_request() {
+        let may_stay_ended = row.may_stay_ended(self.job.kind == JobKind::Batch);
+        if may_stay_ended && self.is_current(row) && row.is_ended_by_request() {
             return true;
         }
         if row.desired != DesiredStatus::Run || row.per_node || row.transition.reschedule {

@@ -154,7 +154,7 @@ impl Waiting<'_> {
                 | ClientStatus::Unknown => false,
             };
             // A drain or a user ended it: it is not run again until the job changes.
-            let is_over = self.ending.job.kind == JobKind::Sysbatch
+            let is_over = row.may_stay_ended(self.ending.job.kind == JobKind::Sysbatch)
                 && self.ending.is_current(row)
                 && row.is_ended_by_request();
             row.node == node

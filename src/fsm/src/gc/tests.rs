@@ -170,6 +170,27 @@ fn finished_batch_instances_stay_with_their_job() {
     }
 }
 
+/// A place that a user left empty is known to be so only as long as its allocation is there.
+#[test]
+fn what_was_ended_without_a_replacement_stays_until_the_job_changes() {
+    for kind in [JobKind::Service, JobKind::System] {
+        let mut driver = Driver::default();
+        let node = driver.node("a");
+        driver.register_job(job("t", kind, 1));
+        let ended = driver.run("t", 0, node);
+        let evaluation = driver.evaluation_id();
+        driver.accept(stop_allocation(ended, Replacement::Never, evaluation));
+        let plan = driver.plan(evaluation).stopping(ended, None);
+        assert!(driver.commit_plan(plan).outcome_taken);
+        driver.report(ended, ClientStatus::Complete);
+        driver.at_seconds(HOUR_S);
+        let now = driver.now;
+        assert_eq!(collect(&mut driver, now, &[], &[ended], &[]), 0, "{kind:?}");
+        driver.register_job(JobSpec { priority: 51, ..job("t", kind, 1) });
+        assert_eq!(collect(&mut driver, now, &[], &[ended], &[]), 1, "{kind:?}");
+    }
+}
+
 /// G3: an instance that a drain or a user ended is not run again, which is known only as long as it is there.
 #[test]
 fn batch_instances_that_were_ended_by_request_stay_with_their_job() {
