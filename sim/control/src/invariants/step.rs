@@ -197,6 +197,20 @@ impl Step<'_> {
 
     /// I47: what a batch job has finished, or somebody ended, is not run again.
     fn finished_before(&self, row: &Allocation, kind: JobKind, out: &mut Vec<Broken>) {
+        let mut others = self.old.allocations().iter().filter(|other| other.job == row.job);
+        let is_left_empty = |other: &&Arc<Allocation>| {
+            self.was_seen(row, other)
+                && other.live_name() == row.live_name()
+                && version(other) == version(row)
+                && other.may_stay_ended(false)
+                && other.is_ended_by_request()
+        };
+        if let Some(other) = others.find(is_left_empty) {
+            let (name, id, ended) = (row.name(), row.id, other.id);
+            let detail =
+                format!("{name} runs as {id} in the place of {ended}, which is to be empty");
+            out.push(Broken("I47", detail));
+        }
         if !matches!(kind, JobKind::Batch | JobKind::Sysbatch) {
             return;
         }

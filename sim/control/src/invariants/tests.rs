@@ -473,6 +473,26 @@ fn i47_one_that_failed_while_it_was_to_end_and_runs_again_is_found() {
 }
 
 #[test]
+fn i47_an_instance_in_a_place_that_is_to_be_empty_is_found() {
+    for replacement in [Replacement::ByKind, Replacement::Never] {
+        let mut driver = Driver::default();
+        let node = ready(&mut driver, "n1");
+        driver.register_job(testing::job("web", JobKind::Service, 1));
+        let id = driver.run("web", 0, node);
+        let evaluation = driver.evaluation_id();
+        driver.accept(testing::stop_allocation(id, replacement, evaluation));
+        let plan = driver.plan(evaluation).stopping(id, None);
+        assert!(driver.commit_plan(plan).outcome_taken);
+        driver.report(id, ClientStatus::Complete);
+        let again = placing(&driver, id, |_| ());
+        assert_eq!(
+            numbers_of_step(&driver.state, &again).contains("I47"),
+            replacement == Replacement::Never
+        );
+    }
+}
+
+#[test]
 fn i46_an_update_of_too_many_and_one_in_place_of_other_work_are_found() {
     let mut driver = Driver::default();
     let node = ready(&mut driver, "n1");
