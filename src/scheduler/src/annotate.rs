@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fsm::{AllocationId, JobSpec, Plan, State, Text};
+use fsm::{Allocation, AllocationId, ClientStatus, JobKind, JobSpec, Plan, State, TaskGroup, Text};
 
 use crate::reconcile::Reason;
 
-/// Counts of one group (Nomad's `DesiredUpdates`).
+/// Counts of one group (Nomad's `DesiredUpdates`): what is wanted, also when there is no room for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GroupAnnotation {
     /// New instances that replace nothing which runs. A node that a constraint filters is not among
@@ -84,5 +84,42 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
         group.preemptions += u32::try_from(placement.preempts.len()).unwrap_or(u32::MAX);
         made.preempted.extend(&placement.preempts);
     }
+    for (name, &left) in plan.outcome.iter().flat_map(|outcome| &outcome.queued) {
+        let wanted = spec.and_then(|spec| Some((spec, spec.group(name)?)));
+        let Some((spec, group)) = wanted.filter(|_| left > 0) else { continue };
+        let kept = kept(state, plan, spec, group);
+        made.group(name).add_unplaced(left, kept, spec, group);
+    }
     made
+}
+
+/// Instances of a group that fill a place of its count: they go on, were placed, or have completed.
+fn kept(state: &State, plan: &Plan, spec: &JobSpec, group: &TaskGroup) -> u32 {
+    let stopped: BTreeSet<AllocationId> = plan.stops.iter().map(|stop| stop.id).collect();
+    let is_filled = |row: &Allocation| {
+        let is_done = spec.kind == JobKind::Batch && row.client == ClientStatus::Complete;
+        row.job_create_index == plan.job_create_index
+            && (row.is_live() && !stopped.contains(&row.id) || is_done && row.next.is_none())
+    };
+    let rows = state.allocations_of_job(&plan.job).filter(|row| row.group == group.name);
+    let placed = plan.placements.iter().filter(|one| one.group == group.name && !one.canary);
+    let count = rows.filter(|row| is_filled(row)).count() + placed.count();
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+impl GroupAnnotation {
+    /// Counts instances that found no room. Those beyond the group's count have a predecessor that
+    /// goes on: they are canaries or updates.
+    fn add_unplaced(&mut self, left: u32, kept: u32, spec: &JobSpec, group: &TaskGroup) {
+        let is_per_node = matches!(spec.kind, JobKind::System | JobKind::Sysbatch);
+        let missing = if is_per_node { left } else { group.count.saturating_sub(kept).min(left) };
+        self.place += missing;
+        let others = left - missing;
+        if group.update.as_ref().is_some_and(|update| update.canaries > 0) {
+            self.canary += others;
+        } else {
+            self.destructive_update += others;
+            self.ignore = self.ignore.saturating_sub(others);
+        }
+    }
 }

@@ -97,3 +97,22 @@ fn a_system_job_is_told_by_node() {
     assert_eq!(made.groups["web"], GroupAnnotation { place: 3, preemptions: 1, ..NOTHING });
     assert_eq!(made.preempted, [victim].into());
 }
+
+/// What finds no room is wanted all the same.
+#[test]
+fn what_cannot_be_placed_is_counted() {
+    let mut cluster = Cluster::with_nodes(1);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 2;
+    spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
+    cluster.register(&spec);
+    let first = told(&mut cluster, &spec, Trigger::JobRegister);
+    assert_eq!(first, GroupAnnotation { place: 2, ..NOTHING }, "one of them has room");
+    assert_eq!(cluster.live(&spec).len(), 1);
+
+    spec.groups[0].count = 1;
+    spec.groups[0].tasks[0].resources.cpu_mhz = 9_000;
+    cluster.register(&spec);
+    let update = told(&mut cluster, &spec, Trigger::JobRegister);
+    assert_eq!(update, GroupAnnotation { destructive_update: 1, ..NOTHING });
+}
