@@ -6,6 +6,7 @@ mod describe;
 mod files;
 mod forward;
 mod logs;
+mod metrics;
 mod orders;
 mod own;
 mod query;
@@ -30,7 +31,10 @@ use query::Parameters;
 pub(crate) use work::{FileWork, Readers};
 
 use super::{node::LocalNode, shell::Shared, state::AllocationDirectory};
-use crate::serve::{self, Door};
+use crate::{
+    body::WrongBody,
+    serve::{self, Door},
+};
 
 /// Connections served at a time, at most a quarter of the open files: tasks need the rest.
 const CONNECTIONS_MAX: u64 = 1_024;
@@ -67,6 +71,12 @@ pub(super) enum HttpError {
     Slow,
     #[error("cannot read: {0}")]
     Io(#[from] std::io::Error),
+}
+
+impl From<WrongBody> for HttpError {
+    fn from(error: WrongBody) -> Self {
+        Self::BadRequest(error.to_string())
+    }
 }
 
 impl IntoResponse for HttpError {
@@ -143,6 +153,7 @@ fn routes(files: Files) -> Router {
             "/v1/client/allocation/{allocation}/restart",
             put(orders::restart).post(orders::restart),
         )
+        .route("/v1/client/allocation/{allocation}/gc", get(orders::collect))
         // No checks are run.
         .route("/v1/client/allocation/{allocation}/checks", get(async || Json(json!({}))))
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
@@ -150,9 +161,11 @@ fn routes(files: Files) -> Router {
         .layer(from_fn_with_state(files.clone(), forward::if_elsewhere));
     let of_node = Router::new()
         .route("/v1/client/stats", get(statistics::of_machine))
+        .route("/v1/client/gc", get(orders::collect_all).put(orders::collect_all))
         .layer(from_fn_with_state(files.clone(), forward::if_other_node));
     Router::new()
         .route("/v1/agent/self", get(own::this))
+        .route("/v1/metrics", get(metrics::metrics))
         .route(
             "/v1/client/metadata",
             get(own::metadata).put(own::set_metadata).post(own::set_metadata),

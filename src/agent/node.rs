@@ -159,6 +159,37 @@ impl LocalNode {
         (live + inner.waiting.len(), inner.entries.len() + inner.waiting.len())
     }
 
+    /// Tasks that run now.
+    pub(crate) fn running_tasks(&self) -> u64 {
+        let inner = self.lock();
+        let running = |entry: &Entry| {
+            let view = entry.view();
+            let tasks = view.status.tasks.values();
+            tasks.filter(|task| task.phase() == v1::TaskPhase::Running).count() as u64
+        };
+        inner.entries.values().map(running).sum()
+    }
+
+    /// Deletes what is kept of an ended allocation, or of all, whose end the servers know; how many there were.
+    pub(crate) fn collect(&self, of: Option<AllocationId>) -> usize {
+        let collected = {
+            let mut inner = self.lock();
+            let ended = inner.entries.iter_mut().filter(|(id, entry)| {
+                of.is_none_or(|of| of == **id)
+                    && entry.is_terminal()
+                    && self.is_end_known(id, entry)
+            });
+            ended.map(|(_, entry)| entry.forgotten = true).count()
+        };
+        self.settle();
+        collected
+    }
+
+    /// No server has to be told any more how it ended.
+    fn is_end_known(&self, id: &AllocationId, entry: &Entry) -> bool {
+        !entry.unheard && !self.shared.outbox.is_pending(*id)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -347,9 +378,7 @@ impl LocalNode {
     fn doomed(&self, inner: &Inner) -> Vec<AllocationId> {
         let ended = inner.entries.iter().filter(|(_, entry)| entry.is_terminal());
         let (forgotten, kept): (Vec<_>, Vec<_>) = ended.partition(|(_, entry)| entry.forgotten);
-        let is_known = |(id, entry): &(&AllocationId, &Entry)| {
-            !entry.unheard && !self.shared.outbox.is_pending(**id)
-        };
+        let is_known = |(id, entry): &(&AllocationId, &Entry)| self.is_end_known(id, entry);
         let mut kept: Vec<_> = kept.into_iter().filter(is_known).collect();
         kept.sort_by_key(|(_, entry)| entry.received);
         let excess = kept.len().saturating_sub(self.ended_max);

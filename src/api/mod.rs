@@ -24,6 +24,8 @@ use tonic::Status;
 
 use crate::{published::StateCell, rt::watch};
 
+pub use crate::metrics::Sample;
+
 pub use self::{
     answer::Answer,
     caller::{Caller, Way, Who},
@@ -71,38 +73,6 @@ pub struct MemberInfo {
     pub voter: bool,
     /// Whether it was heard from recently, as far as this server knows.
     pub alive: bool,
-}
-
-/// A histogram of durations since the start of what it is about.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Sample {
-    /// Upper bound of each bucket in µs (the last one takes all that is longer), and its count.
-    pub buckets: Vec<(u64, u64)>,
-    pub sum_us: u64,
-    pub max_us: u64,
-}
-
-impl Sample {
-    /// How many durations there were.
-    pub fn count(&self) -> u64 {
-        self.buckets.iter().map(|(_, count)| count).sum()
-    }
-
-    /// The bound, in µs, below which so many percent of them were: that of a bucket, and never more
-    /// than the longest.
-    pub fn quantile_us(&self, percent: u64) -> u64 {
-        let wanted = (self.count() * percent).div_ceil(100);
-        let mut seen = 0;
-        let found = self.buckets.iter().find(|(_, count)| {
-            seen += count;
-            seen >= wanted
-        });
-        let is_last = |bound: u64| self.buckets.last().is_some_and(|(last, _)| *last == bound);
-        match found {
-            Some((bound, _)) if !is_last(*bound) => (*bound).min(self.max_us),
-            Some(_) | None => self.max_us,
-        }
-    }
 }
 
 /// A running server, as its edges see it.

@@ -3,7 +3,7 @@
 use axum::{Router, http::StatusCode, routing::get};
 use serde_json::{Value, json};
 
-use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view};
+use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view, writes};
 use crate::{
     api::ReadMode,
     telemetry::{self, LevelError},
@@ -14,6 +14,8 @@ pub(crate) fn routes() -> Router<Context> {
         .route("/v1/agent/self", get(this))
         .route("/v1/agent/members", get(members))
         .route("/v1/agent/servers", get(servers))
+        .route("/v1/agent/join", writes(join))
+        .route("/v1/agent/force-leave", writes(force_leave))
         .route("/v1/agent/health", get(health))
         .route("/v1/agent/log-level", get(log_level).put(set_log_level).post(set_log_level))
 }
@@ -53,6 +55,33 @@ async fn servers(call: Call) -> Result<Answer, Error> {
     let addresses: Vec<_> =
         call.api.members().into_iter().map(|member| member.rpc_address).collect();
     call.answer(&json!(addresses), None)
+}
+
+/// Nobody is joined from here: a server joins by its own configuration, which says so when it fails.
+async fn join(call: Call) -> Result<Answer, Error> {
+    if call.parameter("address").is_none_or(str::is_empty) {
+        return Err(Error::bad("missing address to join"));
+    }
+    let why = "a server joins when it starts, by the addresses in its own configuration";
+    call.answer(&json!({ "num_joined": 0, "error": why }), None)
+}
+
+/// A server that is no member has left, as in Nomad. A member leaves when another takes its place.
+async fn force_leave(call: Call) -> Result<Answer, Error> {
+    let named = call.parameter("node").unwrap_or("");
+    if named.is_empty() {
+        return Err(Error::bad("missing node to force leave"));
+    }
+    let is_it = |name: &str| {
+        named == name
+            || named
+                .strip_prefix(name)
+                .is_some_and(|rest| rest == format!(".{}", call.options.region))
+    };
+    if call.api.members().iter().any(|member| is_it(&member.name)) {
+        return Err(Error::unsupported("taking a server out before another takes its place"));
+    }
+    call.answer(&Value::Null, None)
 }
 
 /// The level of the log of the server that is asked.

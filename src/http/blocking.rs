@@ -23,7 +23,6 @@ use super::{
     call::Call,
     error::Error,
     list::{List, Paging},
-    time,
 };
 use crate::{
     api::{ApiError, Limit, ReadMode, Snapshot},
@@ -244,7 +243,7 @@ impl Call {
     fn wait(&self) -> Result<Duration, Error> {
         let wait = match self.parameter("wait") {
             None | Some("") => WAIT_MAX,
-            Some(text) => time::duration(text)
+            Some(text) => calendar::parse_go_duration(text)
                 .ok_or_else(|| Error::bad(format!("wait: `{text}` is not a duration like 5m")))?,
         };
         let wait = if wait.is_zero() { WAIT_MAX } else { wait.min(WAIT_MAX) };

@@ -111,6 +111,14 @@ async fn promote(call: Call) -> Result<Answer, Error> {
     let named = fields.texts("Groups")?.unwrap_or_default();
     let all = fields.flag("All")?;
     if all != named.is_empty() {
+        // What the deployment is says more than what is asked of it.
+        match call.read().await?.state.deployments().get(&id) {
+            None => return Err(Error::not_found("deployment")),
+            Some(row) if !row.is_active() => {
+                return Err(Error::bad("can't promote terminal deployment"));
+            }
+            Some(_) => {}
+        }
         return Err(Error::bad("either All or Groups must be given"));
     }
     let groups = (!all).then(|| named.into_iter().map(Into::into).collect());

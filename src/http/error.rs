@@ -10,6 +10,7 @@ use fsm::Rejection;
 use super::answer::Meta;
 use crate::{
     api::{Answer, ApiError},
+    body::WrongBody,
     telemetry::LevelError,
 };
 
@@ -119,6 +120,12 @@ impl From<ApiError> for Error {
 impl From<Rejection> for Error {
     fn from(rejection: Rejection) -> Self {
         Self::answering(Answer::from(&rejection), rejection.to_string())
+    }
+}
+
+impl From<WrongBody> for Error {
+    fn from(error: WrongBody) -> Self {
+        Self::bad(error.to_string())
     }
 }
 

@@ -266,7 +266,7 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
     if fields.flag("PreserveResources")? {
-        return Err(Error::bad("PreserveResources is not supported by this server"));
+        return Err(Error::unsupported("PreserveResources"));
     }
     let enforce_index = if fields.flag("EnforceIndex")? {
         Some(fields.number("JobModifyIndex")?.unwrap_or(0))
@@ -319,25 +319,19 @@ fn submission_of(fields: &Fields<'_>) -> Result<(Option<Submission>, Option<Stri
     Ok(((!submission.source.is_empty()).then_some(submission), None))
 }
 
-/// The job of a request's body, in the namespace of the query unless it names one. A job of another region is none of this server's.
+/// The job of a request's body. The namespace of the query goes over that of the body, and that over the job's, as in Nomad. A job of another region is none of this server's.
 pub(super) fn job_of(call: &Call, fields: &Fields<'_>) -> Result<Value, Error> {
     let job = fields.object("Job")?.ok_or_else(|| Error::bad("Job must be specified"))?;
     let region = job.text("Region")?.unwrap_or("");
     if !["", REGION_ANY, call.options.region.as_str()].contains(&region) {
         return Err(Error::no_region());
     }
-    let of_job = job.text("Namespace")?.filter(|namespace| !namespace.is_empty());
-    let of_query = call.parameter("namespace").filter(|namespace| !namespace.is_empty());
-    let namespace = match (of_job, of_query) {
-        (_, Some("*")) => return Err(Error::bad("namespace * is only allowed on lists")),
-        (Some(job), Some(query)) if job != query => {
-            return Err(Error::bad(format!(
-                "Job.Namespace is \"{job}\" but the request is for namespace \"{query}\""
-            )));
-        }
-        (Some(namespace), _) | (None, Some(namespace)) => namespace,
-        (None, None) => "default",
-    };
+    let of_query = call.parameter("namespace");
+    let named = [of_query, fields.text("Namespace")?, job.text("Namespace")?];
+    let namespace = named.into_iter().flatten().find(|name| !name.is_empty()).unwrap_or("default");
+    if namespace == "*" {
+        return Err(Error::bad("namespace * is only allowed on lists"));
+    }
     let mut value = fields.value("Job").cloned().unwrap_or(Value::Null);
     if let Value::Object(object) = &mut value {
         object.retain(|name, _| !name.eq_ignore_ascii_case("Namespace"));

@@ -55,7 +55,8 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
     let spec = Arc::new(converted.spec);
     let evaluation = EvaluationId(call.api.new_id());
     let snapshot = call.read().await?;
-    let meta = Meta::of(&snapshot, snapshot.state.index());
+    let index = snapshot.state.index();
+    let meta = Meta::of(&snapshot, index);
     let state = snapshot.state;
     let groups = Arc::clone(&spec);
     let prediction = call.in_turn(ROWS, move || predict(&state, spec, evaluation)).await?;
@@ -78,6 +79,7 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
         "CreatedEvals": prediction.created,
         "Diff": if with_diff { annotated(prediction.diff, &prediction.annotations) } else { Value::Null },
         "FailedTGAllocs": if failed.is_empty() { Value::Null } else { failed.into() },
+        "Index": index,
         "JobModifyIndex": prediction.job_modify_index,
         "NextPeriodicLaunch": next_launch(&groups),
         "Warnings": converted.warnings,

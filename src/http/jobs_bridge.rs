@@ -30,12 +30,14 @@ pub(crate) fn convert(job: &Value) -> Result<Converted, Vec<String>> {
     }
 }
 
-/// Parses a job file into the API's JSON, with Nomad's defaults if they are asked for.
+/// Parses a job file into the API's JSON, with Nomad's defaults if they are asked for, else with null for what the file does not say.
 pub(crate) fn parse(source: &str, with_defaults: bool) -> Result<Value, Error> {
     let mut job = jobspec::parse("job.nomad.hcl", source)
         .map_err(|diagnostics| Error::bad(diagnostics.to_string()))?;
     if with_defaults {
         jobspec::canonicalize(&mut job);
+    } else {
+        jobspec::name_all(&mut job);
     }
     Ok(job)
 }

@@ -15,7 +15,6 @@ mod agent_schedulers;
 mod allocation;
 mod answer;
 mod blocking;
-mod body;
 mod call;
 mod capacity;
 mod client;
@@ -61,7 +60,7 @@ use axum::{
 use tokio::sync::Semaphore;
 use tracing::Instrument;
 
-use crate::api::Api;
+use crate::{api::Api, body};
 use answer::AnswerBodies;
 use error::Error;
 

@@ -41,7 +41,7 @@ async fn upsert(call: Call) -> Result<Answer, Error> {
     let fields = Fields::of(&body)?;
     for name in ["Quota", "NodePoolConfiguration", "Capabilities"] {
         if fields.value(name).is_some_and(|value| value.as_str() != Some("")) {
-            return Err(Error::bad(format!("{name} is not supported by this server")));
+            return Err(Error::unsupported(name));
         }
     }
     let command = Command::UpsertNamespace(UpsertNamespace {

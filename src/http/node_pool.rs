@@ -50,7 +50,7 @@ async fn upsert(call: Call) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
     if fields.object("SchedulerConfiguration")?.is_some() {
-        return Err(Error::bad("SchedulerConfiguration of a node pool is not supported"));
+        return Err(Error::unsupported("SchedulerConfiguration of a node pool"));
     }
     let command = Command::UpsertNodePool(UpsertNodePool {
         pool: NodePool {

@@ -9,6 +9,7 @@ mod cluster;
 mod mutate;
 mod names;
 mod node_life;
+mod nomad_clients;
 mod pools;
 mod proxy;
 mod random;

@@ -22,7 +22,7 @@ const READ_WRITE: MethodFilter = READ.or(WRITE);
 const ALL: MethodFilter = READ_WRITE.or(DELETE);
 
 /// Paths that are refused by name, with the methods that Nomad takes there.
-const REFUSED: [(&str, MethodFilter); 58] = [
+const REFUSED: [(&str, MethodFilter); 55] = [
     ("/.well-known/jwks.json", READ),
     ("/.well-known/openid-configuration", READ),
     ("/v1/acl/auth-method", WRITE),
@@ -47,9 +47,7 @@ const REFUSED: [(&str, MethodFilter); 58] = [
     ("/v1/acl/token/onetime/exchange", WRITE),
     ("/v1/acl/token/{id}", ALL),
     ("/v1/acl/tokens", READ),
-    ("/v1/agent/force-leave", WRITE),
     ("/v1/agent/host", READ),
-    ("/v1/agent/join", WRITE),
     ("/v1/agent/keyring/{operation}", ALL),
     ("/v1/agent/monitor", READ),
     ("/v1/agent/monitor/export", READ),

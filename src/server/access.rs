@@ -88,6 +88,9 @@ impl Reads {
             self.contact.last_contact()
         };
         let known_leader = self.contact.leader().is_some() && last_contact <= fresh;
+        // As in Nomad: a leader whose followers answer is in touch with itself.
+        let leads = known_leader && self.contact.leads().is_some();
+        let last_contact = if leads { Duration::ZERO } else { last_contact };
         Ok(Snapshot { state: self.cell.load(), last_contact, known_leader })
     }
 

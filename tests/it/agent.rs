@@ -709,9 +709,17 @@ async fn what_the_agent_does_not_have_is_refused_by_name() {
     let id = quorate_id(1);
     let cases = [
         ("GET", format!("allocation/{id}/exec"), "", 501, "is not supported by this agent"),
-        ("GET", "gc".to_owned(), "", 501, "is not supported by this agent"),
+        ("GET", format!("allocation/{id}/gc"), "", 400, "not eligible for GC"),
+        ("GET", "gc".to_owned(), "", 200, "{}"),
         ("PUT", "metadata".to_owned(), "{}", 400, "missing required Meta object"),
-        ("PUT", "metadata".to_owned(), "{\"Meta\": {\"a\": 7}}", 400, "a text or null by key"),
+        (
+            "PUT",
+            "metadata".to_owned(),
+            "{\"Meta\": {\"a\": 7}}",
+            400,
+            "Meta.a: expected a text or null",
+        ),
+        ("PUT", "metadata".to_owned(), "{\"meta\": {\"a\": \"7\"}}", 200, "\"a\":\"7\""),
         ("GET", format!("allocation/{id}/stats?task=x"), "", 404, "has no task \"x\""),
         ("PUT", format!("fs/cat/{id}?path=x"), "", 405, "method PUT is not allowed"),
         ("GET", format!("fs/logs/{id}"), "", 400, "must provide task name"),
@@ -726,7 +734,22 @@ async fn what_the_agent_does_not_have_is_refused_by_name() {
         ("GET", format!("fs/logs/{id}?task=main&follow=yes"), "", 400, "follow: expected true"),
         ("GET", format!("fs/logs/{id}?task=main&offset=-1"), "", 400, "offset: expected a whole"),
         ("PUT", format!("allocation/{id}/signal"), "", 400, "Signal is required"),
-        ("PUT", format!("allocation/{id}/signal"), "{\"Signal\": 7}", 400, "not what is expected"),
+        ("PUT", format!("allocation/{id}/signal"), "{\"Signal\": 7}", 400, "expected a text"),
+        (
+            "PUT",
+            format!("allocation/{id}/signal"),
+            "{\"signal\": \"X\"}",
+            400,
+            "invalid signal \"X\"",
+        ),
+        (
+            "PUT",
+            format!("allocation/{id}/restart"),
+            "{\"taskname\": \"x\"}",
+            404,
+            "unknown task name",
+        ),
+        ("PUT", format!("allocation/{id}/restart"), "[]", 400, "expected an object"),
         ("PUT", format!("allocation/{id}/restart"), "{", 400, "not what is expected"),
         ("PUT", format!("allocation/{id}/restart"), "", 200, "{}"),
     ];
@@ -747,6 +770,41 @@ async fn what_the_agent_does_not_have_is_refused_by_name() {
     // What would only now be started nobody would end.
     let starts = cluster.allocation_directory(1).join("starts");
     cluster.until("the restart", |_| (lines(&starts) == 2).then_some(())).await;
+}
+
+/// The files of what has ended go on request, once the servers know of the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_ended_is_collected_on_request() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    let allocations = [(1, "true"), (2, "true"), (3, "while :; do sleep 0.02; done")];
+    let wanted =
+        allocations.map(|(id, script)| allocation(id, "batch", vec![shell_task("main", script)]));
+    cluster.want(wanted.into());
+    for id in [1, 2] {
+        cluster.until_status(id, "complete").await;
+    }
+    cluster.until_status(3, "running").await;
+    let base = format!("http://{}/v1/client", agent.http_address());
+    let get = |path: String| {
+        let url = format!("{base}/{path}");
+        tokio::task::spawn_blocking(move || ureq::get(url).call().is_ok())
+    };
+    let gone = |id: u8| {
+        let folder = cluster.allocation_directory(id);
+        move |_: &Cluster| (!folder.exists()).then_some(())
+    };
+    let one = format!("allocation/{}/gc", quorate_id(1));
+    // A report that was sent is known once the server has answered it.
+    while !get(one.clone()).await.unwrap() {
+        tokio::task::yield_now().await;
+    }
+    cluster.until("one is gone", gone(1)).await;
+    assert!(cluster.allocation_directory(2).exists());
+    while cluster.allocation_directory(2).exists() {
+        assert!(get("gc".to_owned()).await.unwrap());
+    }
+    assert!(cluster.allocation_directory(3).exists(), "what runs stays");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -785,6 +843,28 @@ async fn what_the_machine_and_its_tasks_use_is_told() {
     assert!(host["Memory"]["Total"].as_u64() > host["Memory"]["Used"].as_u64(), "{host:#}");
     assert!(host["AllocDirStats"]["Size"].as_u64().unwrap() > 0, "{host:#}");
     assert!(host["Uptime"].as_u64().unwrap() > 0 && host["Timestamp"].as_u64().unwrap() > 0);
+    let metrics = format!("http://{address}/v1/metrics");
+    let told = tokio::task::spawn_blocking(move || {
+        let body = |url: &str| ureq::get(url).call().unwrap().into_body();
+        let json = body(&metrics).read_json::<serde_json::Value>().unwrap();
+        (json, body(&format!("{metrics}?format=prometheus")).read_to_string().unwrap())
+    });
+    let (json, prometheus) = told.await.unwrap();
+    let gauges = json["Gauges"].as_array().unwrap();
+    let value = |name: &str| {
+        let gauge = gauges.iter().find(|gauge| gauge["Name"] == name);
+        gauge
+            .and_then(|gauge| gauge["Value"].as_f64())
+            .unwrap_or_else(|| panic!("{name}: {json:#}"))
+    };
+    assert_eq!(value("nomad.client.allocations.running"), 1.0);
+    assert_eq!(value("nomad.client.tasks.running"), 1.0);
+    for name in ["uptime", "host.memory.total", "host.disk.size", "host.cpu.total_ticks"] {
+        assert!(value(&format!("nomad.client.{name}")) > 0.0, "{name}");
+    }
+    let node = format!("node_id=\"{}\"}} 1\n", agent.node_id());
+    let line = prometheus.lines().find(|line| line.starts_with("nomad_client_tasks_running{host="));
+    assert!(line.is_some_and(|line| format!("{line}\n").ends_with(&node)), "{prometheus}");
     let known = cluster.server.known.lock().unwrap();
     let volume = &known.registrations[0].attributes["unique.storage.volume"];
     assert_eq!(Some(volume.as_str()), host["AllocDirStats"]["Device"].as_str());

@@ -65,8 +65,7 @@ pub(super) async fn if_other_node(
 /// Whatever this agent has no answer to.
 pub(super) async fn everything_else(State(files): State<Files>, request: Request) -> Response {
     let path = request.uri().path();
-    let is_own = path == "/v1/metrics"
-        || path.starts_with("/v1/client/")
+    let is_own = path.starts_with("/v1/client/")
         || path.starts_with("/v1/agent/") && !ABOUT_SERVERS.contains(&path);
     if is_own || request.headers().contains_key(PROXIED) || !path.starts_with("/v1/") {
         return super::unsupported(request.into_parts().0.uri).await;

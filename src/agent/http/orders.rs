@@ -6,30 +6,18 @@ use axum::{
 };
 use bytes::Bytes;
 use fsm::AllocationId;
-use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use super::{Files, HttpError};
-use crate::agent::{executor::process::parse_signal, shell::Order};
+use crate::{
+    agent::{executor::process::parse_signal, shell::Order},
+    body::Fields,
+};
 
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "PascalCase", default)]
-struct SignalBody {
-    signal: String,
-    task: Option<String>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "PascalCase", default)]
-struct RestartBody {
-    task_name: Option<String>,
-    all_tasks: Option<bool>,
-}
-
-/// A body of JSON; an empty one is the default.
-fn body<T: DeserializeOwned + Default>(bytes: &Bytes) -> Result<T, HttpError> {
+/// A body of JSON; an empty one is null.
+pub(super) fn json_of(bytes: &[u8]) -> Result<Value, HttpError> {
     if bytes.is_empty() {
-        return Ok(T::default());
+        return Ok(Value::Null);
     }
     serde_json::from_slice(bytes).map_err(|error| {
         HttpError::BadRequest(format!("the request body is not what is expected: {error}"))
@@ -41,15 +29,17 @@ pub(super) async fn signal(
     Path(allocation): Path<String>,
     bytes: Bytes,
 ) -> Result<Json<Value>, HttpError> {
-    let body: SignalBody = body(&bytes)?;
-    if body.signal.is_empty() {
+    let body = json_of(&bytes)?;
+    let fields = Fields::of(&body)?;
+    let signal = fields.text("Signal")?.unwrap_or_default();
+    if signal.is_empty() {
         let text = "Signal is required, for example {\"Signal\": \"SIGHUP\"}".to_owned();
         return Err(HttpError::BadRequest(text));
     }
-    if parse_signal(&body.signal).is_none() {
-        return Err(HttpError::BadRequest(format!("unknown signal `{}`", body.signal)));
+    if parse_signal(signal).is_none() {
+        return Err(HttpError::BadRequest(format!("invalid signal \"{signal}\"")));
     }
-    let order = Order::Signal { task: named(body.task), signal: body.signal };
+    let order = Order::Signal { task: task_of(&fields, "Task")?, signal: signal.to_owned() };
     carry_out(&files, &allocation, order).await
 }
 
@@ -58,20 +48,42 @@ pub(super) async fn restart(
     Path(allocation): Path<String>,
     bytes: Bytes,
 ) -> Result<Json<Value>, HttpError> {
-    let body: RestartBody = body(&bytes)?;
-    let task = named(body.task_name);
-    if body.all_tasks == Some(true) && task.is_some() {
+    let body = json_of(&bytes)?;
+    let fields = Fields::of(&body)?;
+    let (task, all) = (task_of(&fields, "TaskName")?, fields.flag("AllTasks")?);
+    if all && task.is_some() {
         return Err(HttpError::BadRequest(
             "a task and all tasks cannot both be restarted".to_owned(),
         ));
     }
-    let order =
-        if body.all_tasks == Some(true) { Order::RestartAll } else { Order::Restart { task } };
+    let order = if all { Order::RestartAll } else { Order::Restart { task } };
     carry_out(&files, &allocation, order).await
 }
 
-fn named(task: Option<String>) -> Option<String> {
-    task.filter(|task| !task.is_empty())
+/// The task that a field names; an empty name is none.
+fn task_of(fields: &Fields<'_>, name: &str) -> Result<Option<String>, HttpError> {
+    Ok(fields.text(name)?.filter(|task| !task.is_empty()).map(str::to_owned))
+}
+
+/// `/v1/client/allocation/ID/gc`: deletes the files of an allocation that has ended.
+pub(super) async fn collect(
+    State(files): State<Files>,
+    Path(allocation): Path<String>,
+) -> Result<Json<Value>, HttpError> {
+    files.directory(&allocation)?;
+    let id = allocation.parse().map_err(|_| HttpError::NotFound(allocation.clone()))?;
+    if files.node.collect(Some(id)) == 0 {
+        let text = "No such allocation on client, or allocation not eligible for GC".to_owned();
+        return Err(HttpError::BadRequest(text));
+    }
+    Ok(Json(json!({})))
+}
+
+/// `/v1/client/gc`: deletes the files of all allocations that have ended.
+pub(super) async fn collect_all(State(files): State<Files>) -> Json<Value> {
+    let collected = files.node.collect(None);
+    tracing::info!(collected, "the files of ended allocations are deleted on request");
+    Json(json!({}))
 }
 
 async fn carry_out(

@@ -13,10 +13,13 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::{Files, HttpError, REQUEST_BYTES_MAX, forward, query::Parameters};
-use crate::agent::{
-    connection::Servers,
-    meta::{Changes, MetaError, NodeMeta},
+use super::{Files, HttpError, REQUEST_BYTES_MAX, forward, orders::json_of, query::Parameters};
+use crate::{
+    agent::{
+        connection::Servers,
+        meta::{Changes, MetaError, NodeMeta},
+    },
+    body::Fields,
 };
 
 /// Who this agent is.
@@ -103,21 +106,20 @@ async fn change(
     let body = axum::body::to_bytes(body, REQUEST_BYTES_MAX)
         .await
         .map_err(|error| HttpError::BadRequest(format!("the request body: {error}")))?;
-    let parsed: Value = serde_json::from_slice(&body)
-        .map_err(|error| HttpError::BadRequest(format!("the request body: {error}")))?;
+    let parsed = json_of(&body)?;
+    let fields = Fields::of(&parsed)?;
     let named = match query.text("node_id") {
-        "" => parsed["NodeID"].as_str().unwrap_or_default(),
+        "" => fields.text("NodeID")?.unwrap_or_default(),
         named => named,
     };
     let request = Request::from_parts(head, Body::from(body));
     if files.is_for_other(&request, named) {
         return Ok(forward::pass_on(&files.own, request).await);
     }
-    let changes: Option<Changes> = serde_json::from_value(parsed["Meta"].clone())
-        .map_err(|error| HttpError::BadRequest(format!("Meta: a text or null by key: {error}")))?;
-    let changes = changes
-        .filter(|changes| !changes.is_empty())
-        .ok_or_else(|| HttpError::BadRequest("missing required Meta object".to_owned()))?;
+    let changes = changes_of(&fields)?;
+    if changes.is_empty() {
+        return Err(HttpError::BadRequest("missing required Meta object".to_owned()));
+    }
     let meta = Arc::clone(&files.own.meta);
     let stored = move || {
         meta.apply(changes).map_err(|error| match error {
@@ -127,6 +129,20 @@ async fn change(
     };
     files.work.run(stored).await?;
     Ok(shown(&files.own.meta).into_response())
+}
+
+/// What is to be set; a null takes its key away.
+fn changes_of(fields: &Fields<'_>) -> Result<Changes, HttpError> {
+    let Some(meta) = fields.object("Meta")? else { return Ok(Changes::new()) };
+    let one = |(key, value): (&String, &Value)| match value {
+        Value::String(text) => Ok((key.clone(), Some(text.clone()))),
+        Value::Null => Ok((key.clone(), None)),
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+            let text = format!("{}: expected a text or null, found {value}", meta.place(key));
+            Err(HttpError::BadRequest(text))
+        }
+    };
+    meta.entries().map(one).collect()
 }
 
 fn shown(meta: &NodeMeta) -> Json<Value> {

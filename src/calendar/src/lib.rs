@@ -3,6 +3,8 @@
 //! Pure: it reads no clock and knows no time zone. Unix time has no leap seconds, so a day has
 //! 86,400 seconds here too. Dates before 1970 are negative and are handled like all others.
 
+use std::time::Duration;
+
 const DAY_SECONDS: i64 = 86_400;
 /// Days of 400 years, after which the calendar repeats.
 const ERA_DAYS: i64 = 146_097;
@@ -145,6 +147,38 @@ pub fn go_duration(ms: u64) -> String {
     }
 }
 
+/// A Go duration without a sign: `300ms`, `1.5h`, `2h45m`, `0`.
+pub fn parse_go_duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    if text.is_empty() || text.len() > 64 {
+        return None;
+    }
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, tail) = rest.split_at(digits);
+        let unit_end = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit_end);
+        let seconds = match unit {
+            "ns" => 1e-9,
+            "us" | "µs" | "μs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3_600.0,
+            _ => return None,
+        };
+        let number: f64 = number.parse().ok()?;
+        let part = Duration::try_from_secs_f64(number * seconds).ok()?;
+        total = total.checked_add(part)?;
+        rest = tail;
+    }
+    Some(total)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,6 +254,26 @@ mod tests {
             (3_600_050, "1h0m0.05s"),
         ] {
             assert_eq!(go_duration(ms), text);
+        }
+    }
+
+    #[test]
+    fn durations_parse_as_in_go() {
+        for (text, expected_ms) in [
+            ("0", Some(0)),
+            ("300ms", Some(300)),
+            ("5m", Some(300_000)),
+            ("1h30m", Some(5_400_000)),
+            ("1.5s", Some(1_500)),
+            ("", None),
+            ("5", None),
+            ("-1s", None),
+            ("m", None),
+            ("1d", None),
+            ("99999999999999999999h", None),
+        ] {
+            let expected = expected_ms.map(Duration::from_millis);
+            assert_eq!(parse_go_duration(text), expected, "{text}");
         }
     }
 }

@@ -109,8 +109,8 @@ GET /agent/self Built
 GET /agent/members Built
 GET /agent/servers Built
 PUT /agent/servers Refused
-PUT /agent/join Refused
-PUT /agent/force-leave Refused
+PUT /agent/join Built
+PUT /agent/force-leave Built
 GET /agent/health Built
 GET /agent/schedulers Built
 GET /agent/schedulers/config Built

@@ -94,13 +94,18 @@ async fn a_revert_runs_an_earlier_version_as_a_new_one() {
     assert!(done["EvalID"].as_str().unwrap().len() == 36, "{done}");
     let job = server.get("/v1/job/web").await.ok();
     assert_eq!((&job["Version"], &job["TaskGroups"][0]["Count"]), (&json!(3), &json!(1)));
-    // What a stop stopped can be run again, the stop itself cannot.
+    // A stop of something else than what runs is no version to go back to.
     server.send("DELETE", "/v1/job/web", &[], b"").await.ok();
     server.put("/v1/jobs", &json!({ "Job": with_count(7) })).await.ok();
     let stop = revert(json!({ "JobVersion": 4 })).await;
     assert!(stop.status == 400 && stop.text.contains("is the stop"), "{}", stop.text);
     revert(json!({ "JobVersion": 3 })).await.ok();
     assert_eq!(server.get("/v1/job/web").await.ok()["Version"], 6);
+    // Reverting to the stop of what runs stops it.
+    let stopped = revert(json!({ "JobVersion": 4 })).await.ok();
+    assert!(stopped["EvalID"].as_str().unwrap().len() == 36, "{stopped}");
+    let job = server.get("/v1/job/web").await.ok();
+    assert_eq!((&job["Version"], &job["Stop"]), (&json!(7), &json!(true)));
     server.stop().await;
 }
 
@@ -214,6 +219,22 @@ fn pending(cluster: &TestCluster) -> Vec<EvaluationId> {
     let state = cluster.state();
     let open = state.evaluations().iter().filter(|row| row.status == EvaluationStatus::Pending);
     open.filter(|row| row.wait_until <= state.at()).map(|row| row.id).collect()
+}
+
+#[tokio::test]
+async fn a_terminal_deployment_says_so_whatever_is_asked_of_it() {
+    let (server, cluster) = with_versions(&[]).await;
+    let mut job = with_count(2);
+    job["TaskGroups"][0]["Update"] = json!({ "MaxParallel": 1 });
+    let registered = server.put("/v1/jobs", &json!({ "Job": job })).await.ok();
+    process(&cluster, registered["EvalID"].as_str().unwrap().parse().unwrap(), &mut 0);
+    let id = server.get("/v1/job/web/deployment").await.ok()["ID"].as_str().unwrap().to_owned();
+    let promote =
+        async || server.put(&format!("/v1/deployment/promote/{id}"), &json!({})).await.text;
+    assert!(promote().await.contains("either All or Groups"));
+    server.put(&format!("/v1/deployment/fail/{id}"), &json!({})).await.ok();
+    assert!(promote().await.contains("can't promote terminal deployment"));
+    server.stop().await;
 }
 
 /// 200 random changes of random jobs on a fleet that is too small: a plan says the counts of each group, the evictions and the groups that fail, as the

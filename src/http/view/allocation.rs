@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use fsm::{Allocation, State, TaskState, Text, job::JobSpec};
+use fsm::{
+    Allocation, ClientStatus, State, TaskState, Text, allocation::DesiredStatus, job::JobSpec,
+};
 use serde_json::{Map, Value, json};
 
 use super::{evaluation::placement_metrics, id_or_empty, task_event::task_event, text};
@@ -91,6 +93,7 @@ fn common(state: &State, allocation: &Allocation) -> Value {
         .get(&allocation.node)
         .map_or(Value::from(""), |node| text(&node.description.name));
     let kind = state.allocation_spec(allocation).map_or("", |spec| spec.kind.name());
+    let (desired, desired_description) = desired(allocation);
     json!({
         "ID": allocation.id.to_string(),
         "EvalID": allocation.evaluation.to_string(),
@@ -102,8 +105,8 @@ fn common(state: &State, allocation: &Allocation) -> Value {
         "JobType": kind,
         "JobVersion": allocation.job_version,
         "TaskGroup": text(&allocation.group),
-        "DesiredStatus": allocation.desired.name(),
-        "DesiredDescription": text(&allocation.desired_description),
+        "DesiredStatus": desired.name(),
+        "DesiredDescription": desired_description,
         "ClientStatus": allocation.client.name(),
         "ClientDescription": text(&allocation.client_description),
         "DeploymentStatus": deployment_status(allocation),
@@ -250,6 +253,22 @@ fn networks(allocation: &Allocation, group: Option<&fsm::TaskGroup>, address: &T
     })]
 }
 
+/// What is wanted of an allocation. Nobody wants one back whose node is gone for good.
+fn desired(allocation: &Allocation) -> (DesiredStatus, Value) {
+    let is_gone =
+        allocation.client == ClientStatus::Lost && allocation.desired == DesiredStatus::Run;
+    if is_gone {
+        return (DesiredStatus::Stop, "alloc is lost since its node is down".into());
+    }
+    (allocation.desired, text(&allocation.desired_description))
+}
+
+/// When the present or last run of a task began: its first one, unless a later start is known.
+fn last_start_ms(task: &TaskState) -> u64 {
+    let starts = task.events.iter().filter(|event| &*event.kind == "Started");
+    starts.map(|event| event.at_ms).max().unwrap_or(0).max(task.started_at_ms)
+}
+
 fn task_states(tasks: &BTreeMap<Text, TaskState>) -> Value {
     tasks
         .iter()
@@ -259,7 +278,7 @@ fn task_states(tasks: &BTreeMap<Text, TaskState>) -> Value {
                 "Failed": task.failed,
                 "Restarts": task.restarts,
                 "LastRestart": time::rfc3339(task.last_restart_ms),
-                "StartedAt": time::rfc3339(task.started_at_ms),
+                "StartedAt": time::rfc3339(last_start_ms(task)),
                 "FinishedAt": time::rfc3339(task.finished_at_ms),
                 "Events": task.events.iter().map(task_event).collect::<Vec<_>>(),
             });
@@ -267,4 +286,26 @@ fn task_states(tasks: &BTreeMap<Text, TaskState>) -> Value {
         })
         .collect::<Map<_, _>>()
         .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use fsm::TaskEvent;
+
+    use super::*;
+
+    #[test]
+    fn a_task_started_when_it_was_started_last() {
+        let event = |kind: &str, at_ms| TaskEvent {
+            kind: kind.into(),
+            at_ms,
+            message: "".into(),
+            exit_code: None,
+            signal: None,
+        };
+        let mut task = TaskState { started_at_ms: 5, ..TaskState::default() };
+        assert_eq!(last_start_ms(&task), 5, "events are forgotten");
+        task.events = vec![event("Started", 5), event("Terminated", 7), event("Started", 9)];
+        assert_eq!(last_start_ms(&task), 9);
+    }
 }

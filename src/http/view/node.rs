@@ -11,7 +11,7 @@ use super::{
     node_state::{eligibility, health, health_stub, readiness, shortage, status_description},
     text, text_map,
 };
-use crate::http::time;
+use crate::{http::time, version};
 
 /// A node in a list.
 pub(crate) fn node_stub(node: &Node, with_resources: bool, with_os: bool) -> Value {
@@ -19,7 +19,9 @@ pub(crate) fn node_stub(node: &Node, with_resources: bool, with_os: bool) -> Val
     let description = &node.description;
     if let Value::Object(object) = &mut value {
         object.insert("Address".to_owned(), host(&description.http_address).into());
-        object.insert("Version".to_owned(), text(&description.version));
+        // That of the interface, by which tools tell what a node understands.
+        let version = description.attributes.get("nomad.version");
+        object.insert("Version".to_owned(), version.map_or_else(|| version::NOMAD.into(), text));
         if with_os {
             let os = description.attributes.get("os.name").map_or(Value::from(""), text);
             object.insert("Attributes".to_owned(), json!({ "os.name": os }));

@@ -90,7 +90,7 @@ impl<'a> Told<'a> {
 
 /// A Go duration and its text.
 fn nanoseconds(text: &str) -> Option<(u128, &str)> {
-    time::duration(text).map(|duration| (duration.as_nanos(), text))
+    calendar::parse_go_duration(text).map(|duration| (duration.as_nanos(), text))
 }
 
 /// An event of a task.

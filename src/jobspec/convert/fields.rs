@@ -164,7 +164,7 @@ impl<'v> Fields<'v> {
         Some(nanoseconds.div_ceil(1_000_000))
     }
 
-    /// A list; absent is empty.
+    /// A list; absent is empty, and a null in it is left out.
     pub(super) fn list(
         &mut self,
         name: &'static str,
@@ -177,6 +177,7 @@ impl<'v> Fields<'v> {
                 items
                     .iter()
                     .enumerate()
+                    .filter(|(_, item)| !item.is_null())
                     .map(|(position, item)| (format!("{path}[{position}]"), item))
                     .collect()
             })
@@ -195,7 +196,7 @@ impl<'v> Fields<'v> {
         out
     }
 
-    /// A map of texts; absent is empty.
+    /// A map of texts; absent is empty, and a null in it is the empty text.
     pub(super) fn text_map(
         &mut self,
         name: &'static str,
@@ -208,7 +209,8 @@ impl<'v> Fields<'v> {
         let mut out = BTreeMap::new();
         for (key, item) in map {
             let path = || format!("{}[{}]", self.at(name), quoted(key));
-            let Value::String(text) = item else {
+            let text = if item.is_null() { Some("") } else { item.as_str() };
+            let Some(text) = text else {
                 let message = format!("expected a text, found {}: put it in quotes", show(item));
                 report.error(path(), message);
                 continue;
@@ -218,7 +220,7 @@ impl<'v> Fields<'v> {
             } else if text.contains('\0') {
                 report.error(path(), "the value has a NUL character: remove it");
             } else {
-                out.insert(Text::from(key.as_str()), Text::from(text.as_str()));
+                out.insert(Text::from(key.as_str()), Text::from(text));
             }
         }
         out
@@ -247,7 +249,7 @@ impl<'v> Fields<'v> {
 
     /// Warns of every field that was not asked for: newer clients send fields that are not known here.
     pub(super) fn finish(self, report: &mut Report) {
-        for key in self.map.keys() {
+        for (key, value) in self.map {
             if report.warnings.len() >= MESSAGES_MAX {
                 return;
             }
@@ -255,6 +257,10 @@ impl<'v> Fields<'v> {
                 continue;
             }
             let hint = did_you_mean(key, self.known.iter().copied());
+            // A null under a name that is no slip says nothing.
+            if value.is_null() && hint.is_none() {
+                continue;
+            }
             let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
             let key: String = key.chars().take(SHOWN_CHARS_MAX).collect();
             report.warning(format!("{}.{key}: unknown field, it is ignored{hint}", self.path));

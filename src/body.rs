@@ -1,15 +1,22 @@
-//! Reading a request's JSON: every wrong type is an error that names its place (`Job.Priority: expected …`), never a default.
+//! Reading a request's JSON, at servers and agents alike: every wrong type is an error that names its place (`Job.Priority: expected …`),
+//! never a default.
 //!
-//! Names match as Go's decoder matches them: exactly, or else without regard to case; null is the same as absent.
+//! Names match as Go's decoder matches them: exactly, or else without regard to case. Null is the same as absent; in a list it is left out,
+//! and in a map of texts it is the empty text.
 
+use calendar::parse_go_duration;
 use fsm::{Text, limits};
 use serde_json::{Map, Value};
 
-use super::{error::Error, time};
 use crate::jobspec::suggest::did_you_mean;
 
 /// Who acts when the client of this API does not say.
 const OPERATOR: &str = "operator";
+
+/// What is wrong with a body.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct WrongBody(String);
 
 /// One object of a request's body, and where it stands.
 #[derive(Clone)]
@@ -20,11 +27,11 @@ pub(crate) struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// The body itself; null is an empty object.
-    pub(crate) fn of(body: &'a Value) -> Result<Self, Error> {
+    pub(crate) fn of(body: &'a Value) -> Result<Self, WrongBody> {
         Self::at(body, String::new())
     }
 
-    fn at(value: &'a Value, path: String) -> Result<Self, Error> {
+    fn at(value: &'a Value, path: String) -> Result<Self, WrongBody> {
         match value {
             Value::Null => Ok(Self { object: None, path }),
             Value::Object(object) => Ok(Self { object: Some(object), path }),
@@ -50,15 +57,16 @@ impl<'a> Fields<'a> {
     }
 
     /// A nested object.
-    pub(crate) fn object(&self, name: &str) -> Result<Option<Self>, Error> {
+    pub(crate) fn object(&self, name: &str) -> Result<Option<Self>, WrongBody> {
         self.value(name).map(|value| Self::at(value, self.place(name))).transpose()
     }
 
     /// A list of objects.
-    pub(crate) fn objects(&self, name: &str) -> Result<Option<Vec<Self>>, Error> {
+    pub(crate) fn objects(&self, name: &str) -> Result<Option<Vec<Self>>, WrongBody> {
         let Some(list) = self.typed(name, "a list", Value::as_array)? else { return Ok(None) };
+        let list = list.iter().filter(|value| !value.is_null());
         let at = |(position, value)| Self::at(value, format!("{}[{position}]", self.place(name)));
-        list.iter().enumerate().map(at).collect::<Result<_, _>>().map(Some)
+        list.enumerate().map(at).collect::<Result<_, _>>().map(Some)
     }
 
     /// Names and values of this object.
@@ -67,7 +75,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Refuses names that are not among these.
-    pub(crate) fn known(&self, names: &[&'static str]) -> Result<(), Error> {
+    pub(crate) fn known(&self, names: &[&'static str]) -> Result<(), WrongBody> {
         let is_known = |asked: &str| names.iter().any(|name| name.eq_ignore_ascii_case(asked));
         let Some((asked, _)) = self.entries().find(|(asked, _)| !is_known(asked)) else {
             return Ok(());
@@ -75,53 +83,53 @@ impl<'a> Fields<'a> {
         let hint = did_you_mean(asked, names.iter().copied());
         let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
         let shown: String = asked.chars().take(64).collect();
-        Err(Error::bad(format!("{}: unknown key{hint}", self.place(&shown))))
+        Err(WrongBody(format!("{}: unknown key{hint}", self.place(&shown))))
     }
 
     /// A text.
-    pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, Error> {
+    pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, WrongBody> {
         self.typed(name, "a text", Value::as_str)
     }
 
     /// A line for people that a node's row keeps; empty when there is none.
-    pub(crate) fn note(&self, name: &str) -> Result<Text, Error> {
+    pub(crate) fn note(&self, name: &str) -> Result<Text, WrongBody> {
         let text = self.text(name)?.unwrap_or("").trim();
         let (bytes, max) = (text.len(), limits::NODE_REASON_BYTES_MAX);
         let place = self.place(name);
         if bytes > max {
-            return Err(Error::bad(format!("{place} has {bytes} bytes, at most {max} may be")));
+            return Err(WrongBody(format!("{place} has {bytes} bytes, at most {max} may be")));
         }
         if text.contains(char::is_control) {
-            return Err(Error::bad(format!("{place} must be one line without control characters")));
+            return Err(WrongBody(format!("{place} must be one line without control characters")));
         }
         Ok(text.into())
     }
 
     /// Who acts, as the client says; nothing verifies it.
-    pub(crate) fn actor(&self) -> Result<Text, Error> {
+    pub(crate) fn actor(&self) -> Result<Text, WrongBody> {
         let actor = self.note("Actor")?;
         Ok(if actor.is_empty() { OPERATOR.into() } else { actor })
     }
 
     /// A truth value.
-    pub(crate) fn flag(&self, name: &str) -> Result<bool, Error> {
+    pub(crate) fn flag(&self, name: &str) -> Result<bool, WrongBody> {
         Ok(self.typed(name, "true or false", Value::as_bool)?.unwrap_or(false))
     }
 
     /// A number that is not negative.
-    pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Error> {
+    pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, WrongBody> {
         self.typed(name, "a whole number that is not negative", Value::as_u64)
     }
 
     /// Nanoseconds, or a Go duration as text; may be negative.
-    pub(crate) fn nanoseconds(&self, name: &str) -> Result<Option<i64>, Error> {
+    pub(crate) fn nanoseconds(&self, name: &str) -> Result<Option<i64>, WrongBody> {
         let parse = |value: &Value| match value {
             Value::String(text) => {
                 let (sign, text) = match text.strip_prefix('-') {
                     Some(rest) => (-1, rest),
                     None => (1, text.as_str()),
                 };
-                let nanoseconds = i64::try_from(time::duration(text)?.as_nanos()).ok()?;
+                let nanoseconds = i64::try_from(parse_go_duration(text)?.as_nanos()).ok()?;
                 Some(sign * nanoseconds)
             }
             Value::Number(number) => number.as_i64(),
@@ -137,17 +145,21 @@ impl<'a> Fields<'a> {
     }
 
     /// A list of texts.
-    pub(crate) fn texts(&self, name: &str) -> Result<Option<Vec<&'a str>>, Error> {
-        let texts = |value: &'a Value| value.as_array()?.iter().map(Value::as_str).collect();
+    pub(crate) fn texts(&self, name: &str) -> Result<Option<Vec<&'a str>>, WrongBody> {
+        let texts = |value: &'a Value| {
+            let items = value.as_array()?.iter().filter(|item| !item.is_null());
+            items.map(Value::as_str).collect()
+        };
         self.typed(name, "a list of texts", texts)
     }
 
     /// A map of texts.
-    pub(crate) fn text_map(&self, name: &str) -> Result<Vec<(&'a str, &'a str)>, Error> {
+    pub(crate) fn text_map(&self, name: &str) -> Result<Vec<(&'a str, &'a str)>, WrongBody> {
         let Some(map) = self.object(name)? else { return Ok(Vec::new()) };
         map.entries()
             .map(|(key, value)| match value.as_str() {
                 Some(text) => Ok((key.as_str(), text)),
+                None if value.is_null() => Ok((key.as_str(), "")),
                 None => Err(wrong_type(&map.place(key), "a text", value)),
             })
             .collect()
@@ -158,13 +170,13 @@ impl<'a> Fields<'a> {
         name: &str,
         expected: &str,
         read: impl Fn(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, Error> {
+    ) -> Result<Option<T>, WrongBody> {
         let Some(value) = self.value(name) else { return Ok(None) };
         read(value).map(Some).ok_or_else(|| wrong_type(&self.place(name), expected, value))
     }
 }
 
-fn wrong_type(place: &str, expected: &str, found: &Value) -> Error {
+fn wrong_type(place: &str, expected: &str, found: &Value) -> WrongBody {
     let found = match found {
         Value::Null => "null".to_owned(),
         Value::Bool(value) => value.to_string(),
@@ -176,5 +188,33 @@ fn wrong_type(place: &str, expected: &str, found: &Value) -> Error {
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "an object".to_owned(),
     };
-    Error::bad(format!("{place}: expected {expected}, found {found}"))
+    WrongBody(format!("{place}: expected {expected}, found {found}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn names_match_in_any_case_and_nulls_say_nothing() {
+        let body = json!({
+            "taskNAME": "a", "ALL": true, "names": [null, "x"], "Map": {"a": null, "b": "c"},
+            "objects": [null, {"n": 1}], "none": null,
+        });
+        let fields = Fields::of(&body).unwrap();
+        assert_eq!(fields.text("TaskName").unwrap(), Some("a"));
+        assert!(fields.flag("All").unwrap());
+        assert_eq!(fields.texts("Names").unwrap().unwrap(), ["x"]);
+        assert_eq!(fields.text_map("Map").unwrap(), [("a", ""), ("b", "c")]);
+        let objects = fields.objects("Objects").unwrap().unwrap();
+        assert_eq!(objects.len(), 1);
+        assert_eq!(objects[0].number("N").unwrap(), Some(1));
+        assert_eq!(fields.text("None").unwrap(), None);
+        let wrong = fields.text("All").unwrap_err().to_string();
+        assert_eq!(wrong, "All: expected a text, found true");
+    }
 }
