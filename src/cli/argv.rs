@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-/// Long flags by name, and whether each takes a value.
+/// Flags by name (letters too), and whether each takes a value.
 pub(crate) type KnownFlags = BTreeMap<String, bool>;
 
 /// All long flags of a command and its subcommands.
@@ -21,6 +21,10 @@ fn collect(command: &clap::Command, known: &mut KnownFlags) {
         let aliases = argument.get_all_aliases().unwrap_or_default();
         for name in argument.get_long().into_iter().chain(aliases) {
             known.insert(name.to_owned(), takes_value);
+        }
+        if let Some(letter) = argument.get_short() {
+            // The same letter may mean several things: one that takes a value is left as it is.
+            *known.entry(letter.to_string()).or_insert(false) |= takes_value;
         }
     }
     for subcommand in command.get_subcommands() {
@@ -57,6 +61,8 @@ fn normalise_word(argument: OsString, known: &KnownFlags) -> Option<OsString> {
         word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
     let takes_value = match known.get(name) {
         Some(takes_value) if name.len() > 1 => *takes_value,
+        Some(false) if value == Some("true") => return Some(format!("-{name}").into()),
+        Some(false) if value == Some("false") => return None,
         Some(_) | None => return Some(argument),
     };
     match value {
@@ -67,9 +73,24 @@ fn normalise_word(argument: OsString, known: &KnownFlags) -> Option<OsString> {
     }
 }
 
+/// The parser's words about a flag that it does not know, with the flag as it was typed: the parser takes `-word` for letters.
+pub(crate) fn as_typed(text: &str, arguments: &[OsString]) -> String {
+    let letter = text.split_once("'-").and_then(|(_, rest)| {
+        let mut characters = rest.chars();
+        characters.next().filter(|_| characters.next() == Some('\''))
+    });
+    let Some(letter) = letter else { return text.to_owned() };
+    let is_it = |word: &&str| word.strip_prefix('-').is_some_and(|word| word.starts_with(letter));
+    let typed = arguments.iter().filter_map(|word| word.to_str()).find(is_it);
+    let Some(typed) = typed else { return text.to_owned() };
+    let name = typed.split_once('=').map_or(typed, |(name, _)| name);
+    text.replace(&format!("'-{letter}'"), &format!("'{name}'"))
+        .replace(&format!("-- -{letter}'"), &format!("-- {name}'"))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{KnownFlags, normalise};
+    use super::{KnownFlags, as_typed, normalise};
 
     #[track_caller]
     fn check(input: &str, expected: &str) {
@@ -78,6 +99,7 @@ mod tests {
             ("address".to_owned(), true),
             ("tail".to_owned(), false),
             ("n".to_owned(), true),
+            ("p".to_owned(), false),
         ]);
         let words = input.split(' ').map(Into::into);
         let result: Vec<String> = normalise(words, &known)
@@ -101,6 +123,18 @@ mod tests {
         check("quorate -json=true x", "quorate --json x");
         check("quorate -json=false x", "quorate x");
         check("quorate --json=maybe x", "quorate --json=maybe x");
+        check("quorate -p=true x", "quorate -p x");
+        check("quorate -p=false x", "quorate x");
+    }
+
+    #[test]
+    fn an_unknown_flag_is_named_as_it_was_typed() {
+        let arguments = ["quorate", "agent", "-dev=true"].map(Into::into);
+        let text = "unexpected argument '-d' found\n\n  tip: use '-- -d'";
+        let expected = "unexpected argument '-dev' found\n\n  tip: use '-- -dev'";
+        assert_eq!(as_typed(text, &arguments), expected);
+        let other = "unexpected argument '--x' found";
+        assert_eq!(as_typed(other, &arguments), other);
     }
 
     #[test]

@@ -133,6 +133,18 @@ impl Context {
         time::nanoseconds((self.now)())
     }
 
+    /// The columns (heading, field) of a list, with the namespace where rows of all namespaces are asked for.
+    pub(crate) fn with_namespace<'a>(
+        &self,
+        columns: &[(&'a str, &'a str)],
+    ) -> Vec<(&'a str, &'a str)> {
+        let mut columns = columns.to_vec();
+        if self.client.namespace() == Some("*") {
+            columns.insert(1, ("Namespace", "Namespace"));
+        }
+        columns
+    }
+
     /// Prints a line.
     pub(crate) fn line(&self, text: impl AsRef<str>) -> anyhow::Result<()> {
         Ok(self.output.line(text)?)

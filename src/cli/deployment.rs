@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::context::{Context, Exit, Outcome};
 use super::monitor::{self, Lines};
-use super::output::{Style, pairs, table};
-use super::view::{Fields, rows};
+use super::output::{Style, fields, pairs, table};
+use super::view::{Fields, newest_first, rows};
 use super::{resolve, time};
 use crate::percent::encode;
 
@@ -46,6 +46,9 @@ pub(crate) enum DeploymentCommand {
 /// Flags of `deployment list`.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
+    /// Expression that deployments must match
+    #[arg(long, value_name = "EXPRESSION")]
+    filter: Option<String>,
     #[command(flatten)]
     style: Style,
 }
@@ -137,9 +140,11 @@ pub(crate) struct OfJobArgs {
 
 pub(crate) fn run(context: &Context, command: &DeploymentCommand) -> Outcome {
     match command {
-        DeploymentCommand::List(arguments) => list(context, arguments.style),
+        DeploymentCommand::List(ListArgs { filter, style }) => {
+            list(context, filter.as_deref(), *style)
+        }
         DeploymentCommand::Status(arguments) => match &arguments.deployment {
-            None => list(context, arguments.style),
+            None => list(context, None, arguments.style),
             Some(typed) => status(context, arguments, typed),
         },
         DeploymentCommand::Promote(arguments) => {
@@ -159,8 +164,9 @@ pub(crate) fn run(context: &Context, command: &DeploymentCommand) -> Outcome {
     }
 }
 
-fn list(context: &Context, style: Style) -> Outcome {
-    let answer = context.client.get("/v1/deployments", &[])?;
+fn list(context: &Context, filter: Option<&str>, style: Style) -> Outcome {
+    let query: Vec<(&str, &str)> = filter.map(|filter| ("filter", filter)).into_iter().collect();
+    let answer = newest_first(context.client.get("/v1/deployments", &query)?);
     show_list(context, &answer, style)
 }
 
@@ -170,19 +176,14 @@ fn show_list(context: &Context, answer: &Value, style: Style) -> Outcome {
     } else if rows(answer).is_empty() {
         context.line("No deployments")?;
     } else {
-        let lines: Vec<Vec<String>> = rows(answer)
-            .iter()
-            .map(|row| {
-                vec![
-                    style.id(row.text("ID")),
-                    row.shown("JobID"),
-                    row.shown("JobVersion"),
-                    row.shown("Status"),
-                    row.shown("StatusDescription"),
-                ]
-            })
-            .collect();
-        context.line(table(&["ID", "Job ID", "Job Version", "Status", "Description"], &lines))?;
+        let columns = [
+            ("ID", "ID"),
+            ("Job ID", "JobID"),
+            ("Job Version", "JobVersion"),
+            ("Status", "Status"),
+            ("Description", "StatusDescription"),
+        ];
+        context.line(fields(rows(answer), &context.with_namespace(&columns), style))?;
     }
     Ok(Exit::Success)
 }

@@ -8,6 +8,7 @@ use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::alloc::AllocCommand;
@@ -235,12 +236,16 @@ pub(super) fn parse(
     if let Some(text) = unbuilt::refusal(&arguments, &known) {
         anyhow::bail!("{text}");
     }
-    let arguments = argv::normalise(arguments, &known);
+    let normal = argv::normalise(arguments.iter().cloned(), &known);
     let parsed = command
-        .try_get_matches_from(arguments)
+        .try_get_matches_from(normal)
         .and_then(|matches| CommandLine::from_arg_matches(&matches));
     match parsed {
         Ok(line) => Ok(Some(line)),
+        Err(error) if error.kind() == ErrorKind::DisplayVersion => {
+            output.line(version())?;
+            Ok(None)
+        }
         Err(error) if !error.use_stderr() => {
             output.bytes(error.to_string().as_bytes())?;
             Ok(None)
@@ -248,7 +253,7 @@ pub(super) fn parse(
         Err(error) => {
             let text = error.to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);
-            anyhow::bail!("{}", text.trim_end())
+            anyhow::bail!("{}", argv::as_typed(text.trim_end(), &arguments))
         }
     }
 }
@@ -286,7 +291,7 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Logs(arguments) => alloc::run(context, &AllocCommand::Logs(arguments)),
         Command::Fs(arguments) => alloc::run(context, &AllocCommand::Fs(arguments)),
         Command::Version => {
-            context.line(format!("Quorate v{}", crate::version::QUORATE))?;
+            context.line(version())?;
             Ok(Exit::Success)
         }
         Command::Executor { .. } => {
@@ -294,6 +299,10 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         }
         Command::DemoWeb(arguments) => demo_web::run(context, &arguments),
     }
+}
+
+fn version() -> String {
+    format!("Quorate v{}", crate::version::QUORATE)
 }
 
 fn is_closed_pipe(error: &anyhow::Error) -> bool {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::context::{Context, Exit, Outcome};
 use super::monitor::{self, Monitor};
 use super::output::{Style, pairs, table};
-use super::view::{Fields, rows};
+use super::view::{Fields, newest_first, rows};
 use super::{placement, resolve, time};
 
 /// Inspect evaluations
@@ -105,6 +105,7 @@ fn list(context: &Context, arguments: &ListArgs) -> Outcome {
     .filter_map(|(name, value)| Some((name, value.as_deref()?)))
     .collect();
     let (answer, next) = context.client.get_page("/v1/evaluations", &query)?;
+    let answer = newest_first(answer);
     if arguments.style.json {
         context.output.json(&answer)?;
     } else if rows(&answer).is_empty() {

@@ -63,7 +63,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// The report as JSON, for `-output json`.
+    /// The report as JSON, for `-output=json`.
     pub(crate) fn json(&self) -> Value {
         json!({
             "Evaluation": self.evaluation,

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::context::{Context, Exit, Outcome};
 use super::monitor;
-use super::output::{Style, pairs, table};
+use super::output::{Style, fields, pairs};
 use super::view::{Fields, rows};
 use crate::jobspec::{self, Named};
 use crate::percent::encode;
@@ -32,9 +32,58 @@ pub(super) struct Kind {
     pub(super) file: Named,
 }
 
+/// Which rows of a list are wanted.
+#[derive(Debug, Args, Default)]
+pub(crate) struct PageArgs {
+    /// Expression that rows must match
+    #[arg(long, value_name = "EXPRESSION")]
+    filter: Option<String>,
+    /// Rows per page
+    #[arg(long, value_name = "N")]
+    per_page: Option<u32>,
+    /// The page that follows the one which printed this token
+    #[arg(long, value_name = "TOKEN")]
+    page_token: Option<String>,
+}
+
+impl PageArgs {
+    /// Reads the page; what is behind it is told on standard error.
+    pub(super) fn read(
+        &self,
+        context: &Context,
+        path: &str,
+        query: &[(&str, &str)],
+    ) -> anyhow::Result<Value> {
+        let per_page = self.per_page.map(|number| number.to_string());
+        let mut query = query.to_vec();
+        let asked =
+            [("filter", &self.filter), ("per_page", &per_page), ("next_token", &self.page_token)];
+        query.extend(asked.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))));
+        let (answer, next) = context.client.get_page(path, &query)?;
+        if let Some(token) = next {
+            let advice = format!("There are more: repeat the command with -page-token={token}");
+            context.output.advice(advice);
+        }
+        Ok(answer)
+    }
+}
+
 /// Flags of a command that lists.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
+    #[command(flatten)]
+    pub(super) page: PageArgs,
+    #[command(flatten)]
+    pub(super) style: Style,
+}
+
+/// Flags of a command that lists what is in one.
+#[derive(Debug, Args)]
+pub(crate) struct MembersArgs {
+    /// Its name
+    pub(super) name: String,
+    #[command(flatten)]
+    pub(super) page: PageArgs,
     #[command(flatten)]
     pub(super) style: Style,
 }
@@ -71,9 +120,10 @@ impl Kind {
         format!("{}/{}", self.item, encode(name))
     }
 
-    pub(super) fn list(&self, context: &Context, style: Style) -> Outcome {
+    pub(super) fn list(&self, context: &Context, arguments: &ListArgs) -> Outcome {
         let columns = [("Name", "Name"), ("Description", "Description")];
-        print_rows(context, self.list, &columns, style)
+        let answer = arguments.page.read(context, self.list, &[])?;
+        print_rows(context, &answer, &columns, arguments.style)
     }
 
     pub(super) fn show(&self, context: &Context, name: &str, as_json: bool) -> Outcome {
@@ -163,7 +213,7 @@ fn read_file(file: &str) -> anyhow::Result<String> {
 }
 
 /// The metadata that flags give; nothing without any.
-fn meta_of(flags: &[String]) -> anyhow::Result<Option<Value>> {
+pub(super) fn meta_of(flags: &[String]) -> anyhow::Result<Option<Value>> {
     if flags.is_empty() {
         return Ok(None);
     }
@@ -180,27 +230,14 @@ fn meta_of(flags: &[String]) -> anyhow::Result<Option<Value>> {
 /// Prints a list by (heading, field); ids are short unless `-verbose`.
 pub(super) fn print_rows(
     context: &Context,
-    path: &str,
+    answer: &Value,
     columns: &[(&str, &str)],
     style: Style,
 ) -> Outcome {
-    let answer = context.client.get(path, &[])?;
     if style.json {
-        context.output.json(&answer)?;
-        return Ok(Exit::Success);
+        context.output.json(answer)?;
+    } else {
+        context.line(fields(rows(answer), columns, style))?;
     }
-    // A job's id is a name, and is never cut.
-    let cell = |row: &Value, field: &str| match field {
-        "ID" if row.present("NodePool").is_some() && row.present("JobSummary").is_none() => {
-            style.id(row.text(field))
-        }
-        _ => row.shown(field),
-    };
-    let lines: Vec<Vec<String>> = rows(&answer)
-        .iter()
-        .map(|row| columns.iter().map(|(_, field)| cell(row, field)).collect())
-        .collect();
-    let heads: Vec<&str> = columns.iter().map(|(head, _)| *head).collect();
-    context.line(table(&heads, &lines))?;
     Ok(Exit::Success)
 }

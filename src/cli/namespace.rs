@@ -34,7 +34,7 @@ pub(crate) enum NamespaceCommand {
 
 pub(crate) fn run(context: &Context, command: &NamespaceCommand) -> Outcome {
     match command {
-        NamespaceCommand::List(arguments) => NAMESPACE.list(context, arguments.style),
+        NamespaceCommand::List(arguments) => NAMESPACE.list(context, arguments),
         NamespaceCommand::Status(arguments) => {
             NAMESPACE.show(context, &arguments.name, arguments.style.json)
         }

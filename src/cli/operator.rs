@@ -63,7 +63,11 @@ fn metrics(context: &Context, arguments: &MetricsArgs) -> Outcome {
 #[derive(Debug, Subcommand)]
 pub(crate) enum SchedulerCommand {
     /// Show the settings
-    GetConfig,
+    GetConfig {
+        /// Accepted for scripts: the output is JSON in any case
+        #[arg(long, hide = true)]
+        json: bool,
+    },
     /// Change settings; those that are not named stay
     #[command(
         after_help = "Examples:\n  quorate operator scheduler set-config -scheduler-algorithm spread -preempt-service-scheduler=true\n  quorate operator scheduler set-config -node-life LostGraceMs=5m\n  quorate operator scheduler set-config -node-life StrikeFailures=5 -node-life AffinityMetaKey=snapshot\n\nThe names are those of: quorate operator scheduler get-config"
@@ -176,7 +180,7 @@ pub(crate) fn run(context: &Context, command: &OperatorCommand) -> Outcome {
             transfer(context, arguments)
         }
         OperatorCommand::Metrics(arguments) => metrics(context, arguments),
-        OperatorCommand::Scheduler(SchedulerCommand::GetConfig) => get_config(context),
+        OperatorCommand::Scheduler(SchedulerCommand::GetConfig { .. }) => get_config(context),
         OperatorCommand::Scheduler(SchedulerCommand::SetConfig(arguments)) => {
             set_config(context, arguments)
         }

@@ -8,12 +8,31 @@ use std::sync::Mutex;
 
 use serde_json::Value;
 
+use super::view::Fields;
+
 const KIB: f64 = 1024.0;
 const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 /// Shown for an empty cell.
 const EMPTY_CELL: &str = "<none>";
 /// Digits of an id shown without `-verbose`.
 const SHORT_ID_BYTES: usize = 8;
+const UUID_BYTES: usize = 36;
+
+/// A table of rows by (heading, field); UUIDs are short unless `-verbose`.
+pub(crate) fn fields(rows: &[Value], columns: &[(&str, &str)], style: Style) -> String {
+    // A job's id is a name, and is never cut.
+    let is_job = |row: &Value, field: &str| field == "JobID" || row.present("JobSummary").is_some();
+    let cell = |row: &Value, field: &str| match row.text(field) {
+        id if field.ends_with("ID") && id.len() == UUID_BYTES && !is_job(row, field) => {
+            style.id(id)
+        }
+        _ => row.shown(field),
+    };
+    let line = |row: &Value| columns.iter().map(|(_, field)| cell(row, field)).collect();
+    let lines: Vec<Vec<String>> = rows.iter().map(line).collect();
+    let heads: Vec<&str> = columns.iter().map(|(head, _)| *head).collect();
+    table(&heads, &lines)
+}
 
 /// Where a command prints.
 #[derive(Debug)]

@@ -102,7 +102,8 @@ pub(crate) fn id(context: &Context, noun: Noun, typed: &str) -> anyhow::Result<S
         [one] => Ok(one.text("ID").to_owned()),
         [] if looks_like_id && typed.len() < 2 => {
             bail!(
-                "\"{typed}\" is too short for an id of a {}: type at least two characters",
+                "\"{typed}\" is too short for the id of {} {}: type at least two characters",
+                if noun.name.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" },
                 noun.name
             )
         }

@@ -40,6 +40,9 @@ pub(crate) enum ServerCommand {
 /// Flags of `server members`.
 #[derive(Debug, Args)]
 pub(crate) struct MembersArgs {
+    /// All tags of each
+    #[arg(long)]
+    detailed: bool,
     #[command(flatten)]
     style: Style,
 }
@@ -120,6 +123,11 @@ fn members(context: &Context, arguments: &MembersArgs) -> Outcome {
         context.output.json(&answer)?;
         return Ok(Exit::Success);
     }
+    if arguments.detailed {
+        let lines: Vec<Vec<String>> = answer.items("Members").iter().map(detail).collect();
+        context.line(table(&["Name", "Address", "Port", "Tags"], &lines))?;
+        return Ok(Exit::Success);
+    }
     // Without a leader the list of members is still of use.
     let (leader, trouble) = match context.client.get("/v1/status/leader", &[]) {
         Ok(answer) => (answer.as_str().unwrap_or_default().to_owned(), None),
@@ -147,6 +155,15 @@ fn members(context: &Context, arguments: &MembersArgs) -> Outcome {
         context.output.advice("\nThe cluster has no leader now");
     }
     Ok(Exit::Success)
+}
+
+fn detail(member: &Value) -> Vec<String> {
+    let tags: Vec<String> = member
+        .entries("Tags")
+        .into_iter()
+        .map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default()))
+        .collect();
+    vec![member.shown("Name"), member.shown("Addr"), member.shown("Port"), tags.join(",")]
 }
 
 fn line(member: &Value, leader: &str) -> Vec<String> {

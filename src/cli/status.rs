@@ -7,17 +7,21 @@ use super::context::{Context, Outcome};
 use super::deployment::{self, DeploymentCommand};
 use super::eval::{self, EvalCommand};
 use super::job::{self, JobCommand};
-use super::node::{self, NodeCommand};
+use super::named::NameArgs;
+use super::namespace::{self, NamespaceCommand};
+use super::node::{self, NodeCommand, NodePoolCommand};
 use super::output::table;
 use super::view::{Fields, texts};
 
 /// Contexts of a search whose things have a status, and what one is called.
-const CONTEXTS: [(&str, &str); 5] = [
+const CONTEXTS: [(&str, &str); 7] = [
     ("jobs", "job"),
     ("allocs", "allocation"),
     ("nodes", "node"),
     ("evals", "evaluation"),
     ("deployment", "deployment"),
+    ("namespaces", "namespace"),
+    ("node_pools", "node pool"),
 ];
 
 /// Finds what the id names and shows it; without an id the jobs are listed.
@@ -39,7 +43,14 @@ pub(crate) fn run(context: &Context, arguments: job::StatusArgs) -> Outcome {
             let status = deployment::StatusArgs::of(id, style);
             deployment::run(context, &DeploymentCommand::Status(status))
         }
-        // A job, or nothing, which the job command explains.
+        "namespace" => {
+            let status = NamespaceCommand::Status(NameArgs { name: id, style });
+            namespace::run(context, &status)
+        }
+        "node pool" => {
+            let info = NodePoolCommand::Info(NameArgs { name: id, style });
+            node::run(context, &NodeCommand::Pool(info))
+        }
         _ => job::run(context, &JobCommand::Status(arguments)),
     }
 }
@@ -56,7 +67,9 @@ fn noun(found: &Value, typed: &str) -> anyhow::Result<&'static str> {
         return Ok(*noun);
     }
     match matches.as_slice() {
-        [] => Ok("job"),
+        [] => anyhow::bail!(
+            "no job, allocation, node, evaluation, deployment, namespace or node pool has an id that starts with \"{typed}\""
+        ),
         [(noun, _)] => Ok(*noun),
         several => {
             let lines: Vec<Vec<String>> = several
@@ -84,7 +97,13 @@ mod tests {
         assert_eq!(of("ab12", json!({ "allocs": ["ab12f"], "jobs": [] })), Ok("allocation"));
         assert_eq!(of("ab", json!({ "nodes": ["ab12f", "ab3"] })), Ok("node"));
         assert_eq!(of("ab", json!({ "jobs": ["ab", "abc"], "evals": ["ab12f"] })), Ok("job"));
-        assert_eq!(of("web", json!({})), Ok("job"));
+        assert_eq!(
+            of("default", json!({ "namespaces": ["default"], "node_pools": ["default"] })),
+            Ok("namespace")
+        );
+        assert_eq!(of("gp", json!({ "node_pools": ["gpu"] })), Ok("node pool"));
+        let nothing = of("web", json!({})).unwrap_err();
+        assert!(nothing.starts_with("no job, allocation, node,"), "{nothing}");
         let several = of("ab", json!({ "jobs": ["abc"], "evals": ["ab12f"] }));
         let text = several.unwrap_err();
         assert!(text.contains("job         abc\nevaluation  ab12f"), "{text}");

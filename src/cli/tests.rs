@@ -6,6 +6,7 @@ mod capacity;
 mod lives;
 mod pools;
 mod scaling;
+mod small_flags;
 mod unbuilt;
 
 use std::collections::BTreeMap;
@@ -254,7 +255,7 @@ fn job_run_exits_2_when_not_all_could_be_placed() {
       * Dimension \"memory\" exhausted on 1 node
     Evaluation \"bbbbbbbb\" waits for capacity to place the remainder\n"
     ));
-    let ran = server.run(&format!("job run -output json {file}"));
+    let ran = server.run(&format!("job run -output=json {file}"));
     let report: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!((ran.code, report["Evaluation"]["BlockedEval"].as_str()), (2, Some(BLOCKED)));
 }

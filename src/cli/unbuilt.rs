@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use super::argv::KnownFlags;
 
 /// Commands, or the first words of several, and what to do instead.
-const COMMANDS: [(&str, &str); 55] = [
+const COMMANDS: [(&str, &str); 59] = [
     (
         "acl",
         "there is no access control: let only those reach the API who may use it (SECURITY.md)",
@@ -27,10 +27,12 @@ const COMMANDS: [(&str, &str); 55] = [
     ("eval-status", "write `eval status`"),
     ("exec", "use a shell on the node: `alloc status` names it and `alloc fs` shows its folders"),
     ("fmt", "any formatter for HCL will do"),
+    ("help", "write -help behind a command"),
     ("init", "begin with a file of examples/"),
     ("job action", "run the command in a batch job"),
-    ("job allocs", "`job status` lists them"),
     ("job init", "begin with a file of examples/"),
+    ("keygen", "nothing is encrypted here"),
+    ("keyring", "nothing is encrypted here"),
     ("license", "there is none to look at"),
     (
         "login",
@@ -54,6 +56,8 @@ const COMMANDS: [(&str, &str); 55] = [
     ("operator client-state", "look into the agent's data folder (docs/operations.md)"),
     ("operator debug", "collect the logs of the servers, GET /v1/agent/self and GET /v1/metrics"),
     ("operator gossip", "servers do not gossip: they know each other by the configuration"),
+    ("operator keygen", "nothing is encrypted here"),
+    ("operator keyring", "nothing is encrypted here"),
     ("operator raft info", "`operator raft list-peers` and GET /v1/agent/self show it"),
     ("operator raft logs", "GET /v1/agent/self shows how long the log is"),
     (
@@ -89,8 +93,8 @@ const COMMANDS: [(&str, &str); 55] = [
 ];
 
 const TLS: &str = "there is no TLS: put a proxy in front";
-const JSON: &str = "print JSON with -json, and choose from it, for example with jq";
 const TEMPLATE: &str = "print JSON with -json, and take from it what you want, for example with jq";
+const IN_FILE: &str = "write it into the file of -config (docs/operations.md)";
 const VARIABLES: &str = "write the values into the file, or make the file from a template";
 
 /// A command (any, if it is empty), a flag of it, and what to do instead.
@@ -99,22 +103,41 @@ const FLAGS: [(&str, &str, &str); 48] = [
     ("", "ca-path", TLS),
     ("", "client-cert", TLS),
     ("", "client-key", TLS),
+    ("", "consul-token", "there is no Consul"),
     ("", "t", TEMPLATE),
     ("", "tls-server-name", TLS),
     ("", "tls-skip-verify", TLS),
     ("", "ui", "there is no web interface"),
-    ("alloc fs", "group", "name the allocation: `job status` lists them"),
-    ("alloc fs", "job", "name the allocation: `job status` lists them"),
-    ("alloc logs", "group", "name the allocation: `job status` lists them"),
-    ("alloc logs", "job", "name the allocation: `job status` lists them"),
+    ("", "vault-token", "there is no Vault"),
+    ("agent", "acl-enabled", "there is no access control"),
+    ("agent", "bind", IN_FILE),
+    ("agent", "bootstrap-expect", IN_FILE),
+    ("agent", "client", "`quorate agent` runs a node, `quorate server` a server"),
+    ("agent", "dc", IN_FILE),
+    ("agent", "dev", "`quorate up` starts servers and an agent on this machine"),
+    ("agent", "dev-connect", "there is no Consul"),
+    ("agent", "encrypt", "nothing is encrypted here"),
+    ("agent", "join", IN_FILE),
+    ("agent", "network-interface", IN_FILE),
+    ("agent", "network-speed", IN_FILE),
+    ("agent", "node", "write -name"),
+    ("agent", "node-class", IN_FILE),
+    ("agent", "node-pool", IN_FILE),
+    ("agent", "plugin-dir", "there are no plugins"),
+    ("agent", "retry-join", IN_FILE),
+    ("agent", "server", "`quorate agent` runs a node, `quorate server` a server"),
+    ("agent", "state-dir", "write -data-dir"),
     ("eval list", "monitor", "follow one with `eval status -monitor ID`"),
-    ("fs", "group", "name the allocation: `job status` lists them"),
-    ("fs", "job", "name the allocation: `job status` lists them"),
     (
         "job inspect",
         "with-vars",
         "the file is not kept: it prints JSON, which `job run -json` takes",
     ),
+    ("job plan", "hcl2-strict", "what a file may not say is an error in any case"),
+    ("job plan", "policy-override", "there are no policies"),
+    ("job plan", "var", VARIABLES),
+    ("job plan", "var-file", VARIABLES),
+    ("job plan", "vault-namespace", "there is no Vault"),
     ("job run", "consul-namespace", "there is no Consul"),
     ("job run", "hcl2-strict", "what a file may not say is an error in any case"),
     ("job run", "policy-override", "there are no policies"),
@@ -122,35 +145,12 @@ const FLAGS: [(&str, &str, &str); 48] = [
     ("job run", "var", VARIABLES),
     ("job run", "var-file", VARIABLES),
     ("job run", "vault-namespace", "there is no Vault"),
-    ("job status", "evals", "`eval list -job JOB` lists them"),
     ("job validate", "hcl2-strict", "what a file may not say is an error in any case"),
     ("job validate", "var", VARIABLES),
     ("job validate", "var-file", VARIABLES),
     ("job validate", "vault-namespace", "there is no Vault"),
     ("namespace apply", "quota", "there are no quotas"),
-    ("node drain", "meta", "write the reason as a message"),
-    ("node pool jobs", "filter", JSON),
-    ("node pool jobs", "page-token", "all are listed"),
-    ("node pool jobs", "per-page", "all are listed"),
-    ("node pool list", "filter", JSON),
-    ("node pool list", "page-token", "all are listed"),
-    ("node pool list", "per-page", "all are listed"),
-    ("node pool nodes", "filter", JSON),
-    ("node pool nodes", "page-token", "all are listed"),
-    ("node pool nodes", "per-page", "all are listed"),
     ("node status", "allocs", "`node status NODE` lists the allocations of a node"),
-    ("node status", "filter", JSON),
-    ("node status", "os", "`node status -verbose NODE` shows it among the attributes"),
-    ("node status", "page-token", "all nodes are listed"),
-    ("node status", "per-page", "all nodes are listed"),
-    (
-        "node status",
-        "quiet",
-        "print JSON with -json, and take the ids from it, for example with jq",
-    ),
-    ("node status", "short", "`node status` without a node is short"),
-    ("operator scheduler get-config", "json", "it prints JSON in any case"),
-    ("server members", "detailed", "`server members -json` has all tags"),
 ];
 
 /// What a command line asks for that is Nomad's and not built here.
@@ -168,6 +168,7 @@ pub(super) fn refusal(arguments: &[OsString], known: &KnownFlags) -> Option<Stri
     }
     let short = [
         ("run", "job run"),
+        ("plan", "job plan"),
         ("start", "job start"),
         ("status", "job status"),
         ("stop", "job stop"),
@@ -228,11 +229,11 @@ mod tests {
         check("quorate job init -detach web", Some("`job init`"));
         check("quorate -json job -address=x init", Some("`job init`"));
         check("quorate job status start", None);
-        check("quorate job status -evals web", Some("-evals"));
-        check("quorate status -evals=true web", Some("-evals"));
-        check("quorate node status -evals", None);
+        check("quorate job plan -var=a=b web", Some("-var"));
+        check("quorate plan -policy-override web", Some("-policy-override"));
+        check("quorate node status -var", None);
         check("quorate node status -t x", Some("-t, a flag"));
-        check("quorate job status -- -evals", None);
+        check("quorate job plan -- -var", None);
         check("quorate job inspect -address var x", None);
     }
 }

@@ -68,6 +68,14 @@ pub(crate) fn into_rows(answer: Value) -> Vec<Value> {
     if let Value::Array(items) = answer { items } else { Vec::new() }
 }
 
+/// A list answer, what was made last in front.
+pub(crate) fn newest_first(mut answer: Value) -> Value {
+    if let Value::Array(items) = &mut answer {
+        items.sort_by_key(|item| std::cmp::Reverse(item.number("CreateIndex")));
+    }
+    answer
+}
+
 /// The texts of a list.
 pub(crate) fn texts(items: &[Value]) -> Vec<&str> {
     items.iter().filter_map(Value::as_str).collect()

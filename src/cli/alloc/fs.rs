@@ -21,6 +21,8 @@ pub(super) const EXAMPLES: &str = "Examples:
 pub(crate) struct FsArgs {
     /// The allocation's id or the beginning of it
     allocation: String,
+    #[command(flatten)]
+    by_job: super::ByJob,
     /// A path in the allocation's folder
     #[arg(default_value = "/")]
     path: String,
@@ -35,7 +37,7 @@ pub(crate) struct FsArgs {
 }
 
 pub(super) fn run(context: &Context, arguments: &FsArgs) -> Outcome {
-    let allocation = super::read(context, &arguments.allocation)?;
+    let allocation = arguments.by_job.read(context, &arguments.allocation)?;
     let id = allocation.text("ID");
     let path = arguments.path.as_str();
     let ask = |verb: &str| {

@@ -14,13 +14,16 @@ pub(super) const EXAMPLES: &str = "Examples:
   quorate alloc logs 5b98a6ea                  all of the only task's standard output
   quorate alloc logs -stderr -task web 5b98    standard error of one task
   quorate alloc logs -f 5b98a6ea               and what is still to come, until Ctrl-C
-  quorate alloc logs -tail -n 20 5b98a6ea      the last 20 lines";
+  quorate alloc logs -tail -n 20 5b98a6ea      the last 20 lines
+  quorate alloc logs -job web                  of an allocation of a job";
 
 /// Flags of `alloc logs`.
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
     /// The allocation's id or the beginning of it
     allocation: String,
+    #[command(flatten)]
+    by_job: super::ByJob,
     /// The task, if not given by -task
     #[arg(conflicts_with = "task")]
     task_name: Option<String>,
@@ -38,7 +41,7 @@ pub(crate) struct LogsArgs {
 }
 
 pub(super) fn run(context: &Context, arguments: &LogsArgs) -> Outcome {
-    let allocation = super::read(context, &arguments.allocation)?;
+    let allocation = arguments.by_job.read(context, &arguments.allocation)?;
     let named = arguments.task.as_deref().or(arguments.task_name.as_deref());
     let kind = if arguments.stderr { "stderr" } else { "stdout" };
     let logs = RemoteText {

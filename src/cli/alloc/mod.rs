@@ -10,9 +10,10 @@ use serde_json::{Value, json};
 
 use super::context::{Context, Exit, Outcome};
 use super::monitor::{self, event_text};
-use super::output::{Style, pairs, table};
+use super::output::{Style, fields, pairs, table};
 use super::view::{Fields, rows};
 use super::{placement, resolve, stats, time};
+use crate::percent::encode;
 
 pub(crate) use fs::FsArgs;
 pub(crate) use logs::LogsArgs;
@@ -107,6 +108,39 @@ pub(crate) fn run(context: &Context, command: &AllocCommand) -> Outcome {
     }
 }
 
+/// How `alloc logs` and `alloc fs` name an allocation.
+#[derive(Debug, Args)]
+struct ByJob {
+    /// The id is that of a job: take its newest allocation that runs, else its newest one
+    #[arg(long)]
+    job: bool,
+    /// With -job: one of this group
+    #[arg(long, value_name = "NAME", requires = "job")]
+    group: Option<String>,
+}
+
+impl ByJob {
+    /// The allocation that is meant.
+    fn read(&self, context: &Context, typed: &str) -> anyhow::Result<Value> {
+        if !self.job {
+            return read(context, typed);
+        }
+        let job = resolve::job(context, typed)?;
+        let path = format!("/v1/job/{}/allocations", encode(&job.id));
+        let answer = context.client.get(&path, &[("namespace", job.namespace.as_str())])?;
+        let is_in =
+            |row: &&Value| self.group.as_deref().is_none_or(|group| row.text("TaskGroup") == group);
+        let newest = rows(&answer)
+            .iter()
+            .filter(is_in)
+            .max_by_key(|row| (row.text("ClientStatus") == "running", row.number("CreateIndex")));
+        match newest {
+            Some(row) => read(context, row.text("ID")),
+            None => anyhow::bail!("job \"{}\" has no such allocation", job.id),
+        }
+    }
+}
+
 fn read(context: &Context, typed: &str) -> anyhow::Result<Value> {
     let id = resolve::id(context, resolve::ALLOCATION, typed)?;
     let answer = context.client.get(&format!("/v1/allocation/{id}"), &[]);
@@ -123,20 +157,16 @@ fn list(context: &Context, style: Style) -> Outcome {
         context.line("No allocations")?;
         return Ok(Exit::Success);
     }
-    let lines: Vec<Vec<String>> = rows(&answer)
-        .iter()
-        .map(|row| {
-            vec![
-                style.id(row.text("ID")),
-                row.shown("Name"),
-                style.id(row.text("NodeID")),
-                row.shown("JobVersion"),
-                row.shown("DesiredStatus"),
-                row.shown("ClientStatus"),
-            ]
-        })
-        .collect();
-    context.line(table(&["ID", "Name", "Node ID", "Version", "Desired", "Status"], &lines))?;
+    let columns = [
+        ("ID", "ID"),
+        ("Name", "Name"),
+        ("Node ID", "NodeID"),
+        ("Version", "JobVersion"),
+        ("Desired", "DesiredStatus"),
+        ("Status", "ClientStatus"),
+    ];
+    let columns = context.with_namespace(&columns);
+    context.line(fields(rows(&answer), &columns, style))?;
     Ok(Exit::Success)
 }
 
@@ -151,7 +181,8 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     let mut sections = vec![overview(&allocation, now, style)];
     sections.extend(ports(&allocation));
     for (task, state) in allocation.entries("TaskStates") {
-        sections.push(task_section(task, state, arguments));
+        let resources = task_resources(&allocation, task);
+        sections.push(task_section(task, state, resources, arguments));
     }
     if arguments.stats {
         sections.push(stats::of_allocation(context, &allocation));
@@ -238,7 +269,26 @@ fn ports(allocation: &Value) -> Option<String> {
     Some(format!("Allocation Addresses\n{}", table(&["Label", "Address"], &lines)))
 }
 
-fn task_section(task: &str, state: &Value, arguments: &StatusArgs) -> String {
+/// What a task asks for; nothing if the server does not say.
+fn task_resources(allocation: &Value, task: &str) -> Option<String> {
+    let all = allocation.get("AllocatedResources")?;
+    let own = all.get("Tasks")?.get(task)?;
+    let number = |part: &str, field: &str| own.get(part).map_or(0, |part| part.number(field));
+    let disk = all.get("Shared").map_or(0, |shared| shared.number("DiskMB"));
+    let line = vec![
+        format!("{} MHz", number("Cpu", "CpuShares")),
+        format!("{} MiB", number("Memory", "MemoryMB")),
+        format!("{disk} MiB"),
+    ];
+    Some(format!("Task Resources:\n{}", table(&["CPU", "Memory", "Disk"], &[line])))
+}
+
+fn task_section(
+    task: &str,
+    state: &Value,
+    resources: Option<String>,
+    arguments: &StatusArgs,
+) -> String {
     let failed = if state.flag("Failed") { " (failed)" } else { "" };
     let mut text = format!(
         "Task \"{task}\" is \"{}\"{failed}\n{}",
@@ -250,6 +300,9 @@ fn task_section(task: &str, state: &Value, arguments: &StatusArgs) -> String {
             ("Last Restart", moment(state.text("LastRestart"))),
         ])
     );
+    if let Some(resources) = resources.filter(|_| !arguments.short) {
+        text = format!("{text}\n\n{resources}");
+    }
     let events = state.items("Events");
     if !arguments.short && !events.is_empty() {
         let shown = if arguments.style.verbose { events.len() } else { EVENTS_SHOWN };

@@ -50,9 +50,12 @@ pub(crate) enum JobCommand {
     /// Start a parameterized job, with a payload and meta
     #[command(after_help = dispatch::EXAMPLES)]
     Dispatch(dispatch::DispatchArgs),
-    /// Stop a job
+    /// List the allocations of a job
+    #[command(after_help = "Examples:\n  quorate job allocs web\n  quorate job allocs -all web")]
+    Allocs(status::AllocsArgs),
+    /// Stop jobs
     #[command(
-        after_help = "Examples:\n  quorate job stop web\n  quorate job stop -purge -detach web\n  quorate job stop -no-shutdown-delay web"
+        after_help = "Examples:\n  quorate job stop web\n  quorate job stop -purge -detach web\n  quorate job stop -no-shutdown-delay web db"
     )]
     Stop(StopArgs),
     /// Run a stopped job again, as it was
@@ -117,8 +120,9 @@ pub(crate) enum JobCommand {
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of Nomad's command")]
 pub(crate) struct StopArgs {
-    /// The job's id
-    job: String,
+    /// The ids of jobs
+    #[arg(required = true, value_name = "JOB")]
+    jobs: Vec<String>,
     /// Remove the job at once instead of leaving it to garbage collection
     #[arg(long)]
     purge: bool,
@@ -194,9 +198,10 @@ pub(crate) fn run(context: &Context, command: &JobCommand) -> Outcome {
         JobCommand::Status(arguments) => status::run(context, arguments),
         JobCommand::Dispatch(arguments) => dispatch::run(context, arguments),
         JobCommand::Periodic(command) => periodic::run(context, command),
-        JobCommand::Stop(arguments) => stop(context, arguments),
+        JobCommand::Stop(arguments) => stop_all(context, arguments),
         JobCommand::Start(arguments) => start::start(context, arguments),
         JobCommand::Restart(arguments) => restart::restart(context, arguments),
+        JobCommand::Allocs(arguments) => status::allocs(context, arguments),
         JobCommand::History(arguments) => versions::history(context, arguments),
         JobCommand::Plan(arguments) => plan::run(context, arguments),
         JobCommand::Revert(arguments) => versions::revert(context, arguments),
@@ -272,12 +277,24 @@ impl JobFile {
     }
 }
 
-fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
-    let job = resolve::job(context, &arguments.job)?;
+/// Stops one after the other; the status is that of the first that did not end well.
+fn stop_all(context: &Context, arguments: &StopArgs) -> Outcome {
+    let mut worst = Exit::Success;
+    for typed in &arguments.jobs {
+        let exit = stop(context, arguments, typed)?;
+        if worst == Exit::Success {
+            worst = exit;
+        }
+    }
+    Ok(worst)
+}
+
+fn stop(context: &Context, arguments: &StopArgs, typed: &str) -> Outcome {
+    let job = resolve::job(context, typed)?;
     if !job.exact && !arguments.yes {
         bail!(
             "\"{}\" is not the whole id of a job; the only job that starts with it is \"{}\": repeat the command with that id, or with -yes",
-            arguments.job,
+            typed,
             job.id
         );
     }

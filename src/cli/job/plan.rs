@@ -79,7 +79,11 @@ potentially invalid.",
     Ok(exit(&answer))
 }
 
+/// As in Nomad, a job that does not differ from what runs changes nothing, whatever is still to be placed.
 fn exit(answer: &Value) -> Exit {
+    if answer.present("Diff").is_some_and(|diff| diff.text("Type") == "None") {
+        return Exit::Success;
+    }
     let groups = answer["Annotations"].entries("DesiredTGUpdates");
     let changes = ["Place", "Stop", "Migrate", "DestructiveUpdate", "Canary"];
     let any = groups.iter().any(|(_, counts)| changes.iter().any(|name| counts.number(name) > 0));

@@ -15,17 +15,22 @@ pub(super) const EXAMPLES: &str = "Examples:
   quorate job run web.hcl                        register and follow until it runs
   quorate job run -detach web.hcl                register only, print the evaluation
   quorate job run -check-index 42 web.hcl        only if the job was not changed since index 42 (0: only if it is new)
-  quorate job run -json -output json web.json    JSON in, JSON out
+  quorate job run -output web.hcl                print the job as JSON, register nothing
+  quorate job run -json -output=json web.json    JSON in, JSON out
 
 Exit status: 0 all runs or has completed, 1 error or a failed allocation, 2 some could not be placed.";
 
-/// How `job run` reports.
+/// What `job run` prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OutputFormat {
     /// Lines as things happen
+    #[value(alias = "false")]
     Text,
     /// One JSON document at the end
     Json,
+    /// The job as JSON, and nothing is registered (as Nomad's `-output`)
+    #[value(alias = "true")]
+    Job,
 }
 
 /// Flags of `job run`.
@@ -43,8 +48,8 @@ pub(crate) struct RunArgs {
     /// The file is JSON, whatever its name
     #[arg(long)]
     pub(crate) json: bool,
-    /// Form of the report
-    #[arg(long, value_enum, value_name = "FORMAT", default_value = "text")]
+    /// Print the job as JSON and register nothing; or the form of the report
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "text", num_args = 0..=1, require_equals = true, default_missing_value = "job")]
     pub(crate) output: OutputFormat,
     /// Priority of the evaluation, 1 to 100
     #[arg(long, value_name = "N")]
@@ -59,6 +64,10 @@ pub(crate) struct RunArgs {
 
 pub(super) fn run(context: &Context, arguments: &RunArgs) -> Outcome {
     let file = JobFile::read(&arguments.file, arguments.json)?;
+    if arguments.output == OutputFormat::Job {
+        context.output.json(&json!({ "Job": file.job }))?;
+        return Ok(Exit::Success);
+    }
     let mut request = registration(&file);
     if let Some(index) = arguments.check_index {
         request["EnforceIndex"] = json!(true);

@@ -22,8 +22,38 @@ pub(crate) struct StatusArgs {
     /// Also allocations that earlier jobs of the same id made
     #[arg(long)]
     all_allocs: bool,
+    /// Also its evaluations
+    #[arg(long)]
+    evals: bool,
     #[command(flatten)]
     pub(crate) style: Style,
+}
+
+/// Flags of `job allocs`.
+#[derive(Debug, Args)]
+pub(crate) struct AllocsArgs {
+    /// The job's id or the beginning of it
+    job: String,
+    /// Also those of earlier jobs of the same id
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    style: Style,
+}
+
+/// `job allocs`.
+pub(super) fn allocs(context: &Context, arguments: &AllocsArgs) -> Outcome {
+    let found = resolve::job(context, &arguments.job)?;
+    let path = format!("/v1/job/{}/allocations", encode(&found.id));
+    let all = if arguments.all { "true" } else { "false" };
+    let query = [("all", all), ("namespace", found.namespace.as_str())];
+    let answer = context.client.get(&path, &query)?;
+    if arguments.style.json {
+        context.output.json(&answer)?;
+    } else {
+        context.line(allocations(context, &into_rows(answer), arguments.style))?;
+    }
+    Ok(Exit::Success)
 }
 
 pub(super) fn run(context: &Context, arguments: &StatusArgs) -> Outcome {
@@ -145,7 +175,7 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     if !arguments.short {
         sections.extend(blocked(&job.evaluations));
         sections.extend(ended(&job.specification, &job.allocations));
-        if style.verbose {
+        if style.verbose || arguments.evals {
             sections.push(format!("Evaluations\n{}", evaluations(&job.evaluations)));
         }
         sections.extend(deployment(&job.deployment, style));

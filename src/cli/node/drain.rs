@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::service;
 use crate::cli::context::{Context, Exit, Outcome};
+use crate::cli::named::meta_of;
 use crate::cli::view::{Fields, into_rows};
 use crate::cli::{monitor, output, resolve, time};
 
@@ -53,6 +54,9 @@ pub(crate) struct DrainArgs {
     /// Why, kept with the node as the message of its last drain
     #[arg(short = 'm', value_name = "TEXT", conflicts_with = "monitor")]
     message: Option<String>,
+    /// What else to keep with the node's last drain
+    #[arg(long, value_name = "KEY=VALUE", conflicts_with = "monitor")]
+    meta: Vec<String>,
     /// Follow the drain, do not change it
     #[arg(long, conflicts_with_all = ["enable", "disable", "detach"])]
     monitor: bool,
@@ -80,8 +84,12 @@ pub(super) fn run(context: &Context, arguments: &DrainArgs) -> Outcome {
     if !arguments.monitor {
         let path = format!("/v1/node/{id}/drain");
         let mut request = request(arguments);
+        let mut meta = meta_of(&arguments.meta)?.unwrap_or_else(|| json!({}));
         if let Some(message) = &arguments.message {
-            request["Meta"] = json!({ "message": message });
+            meta["message"] = message.as_str().into();
+        }
+        if meta.as_object().is_some_and(|meta| !meta.is_empty()) {
+            request["Meta"] = meta;
         }
         monitor::or_missing(context.client.put(&path, &[], &request), "node", &id)?;
     }

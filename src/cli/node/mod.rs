@@ -5,6 +5,7 @@ mod meta;
 mod pool;
 mod service;
 
+pub(super) use pool::NodePoolCommand;
 pub(super) use service::actor;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use serde_json::Value;
 
 use super::context::{Context, Exit, Outcome};
 use super::monitor;
+use super::named::PageArgs;
 use super::output::{Style, pairs, table};
 use super::view::{Fields, rows};
 use super::{resolve, stats, time};
@@ -64,6 +66,7 @@ pub(crate) enum NodeCommand {
 
 /// Flags of `node status`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of Nomad's command")]
 pub(crate) struct StatusArgs {
     /// The node's id, the beginning of it, or its name; without: list all
     node: Option<String>,
@@ -76,6 +79,17 @@ pub(crate) struct StatusArgs {
     /// What the machine uses just now
     #[arg(long)]
     stats: bool,
+    /// Of a node: only what it is and what runs there
+    #[arg(long)]
+    short: bool,
+    /// In the list: the operating system too
+    #[arg(long, conflicts_with = "node")]
+    os: bool,
+    /// Only the ids of the nodes
+    #[arg(long, conflicts_with_all = ["node", "json"])]
+    quiet: bool,
+    #[command(flatten)]
+    page: PageArgs,
     #[command(flatten)]
     style: Style,
 }
@@ -83,7 +97,17 @@ pub(crate) struct StatusArgs {
 impl StatusArgs {
     /// The status of one node.
     pub(crate) fn of(id: String, style: Style) -> Self {
-        Self { node: Some(id), own: false, stats: false, offline: false, style }
+        Self {
+            node: Some(id),
+            own: false,
+            stats: false,
+            offline: false,
+            short: false,
+            os: false,
+            quiet: false,
+            page: PageArgs::default(),
+            style,
+        }
     }
 }
 
@@ -92,7 +116,7 @@ pub(crate) fn run(context: &Context, command: &NodeCommand) -> Outcome {
         NodeCommand::Status(arguments) => match &arguments.node {
             None if arguments.offline => offline(context, arguments.style),
             None if arguments.own => one(context, arguments, &meta::own_node(context)?),
-            None => list(context, arguments.style),
+            None => list(context, arguments),
             Some(typed) => one(context, arguments, typed),
         },
         NodeCommand::Eligibility(arguments) => service::eligibility(context, arguments),
@@ -109,8 +133,10 @@ pub(crate) fn run(context: &Context, command: &NodeCommand) -> Outcome {
     }
 }
 
-fn list(context: &Context, style: Style) -> Outcome {
-    let answer = context.client.get("/v1/nodes", &[])?;
+fn list(context: &Context, arguments: &StatusArgs) -> Outcome {
+    let style = arguments.style;
+    let os: &[(&str, &str)] = if arguments.os { &[("os", "true")] } else { &[] };
+    let answer = arguments.page.read(context, "/v1/nodes", os)?;
     if style.json {
         context.output.json(&answer)?;
         return Ok(Exit::Success);
@@ -119,10 +145,20 @@ fn list(context: &Context, style: Style) -> Outcome {
         context.line("No nodes; start one with: quorate agent -servers HOST:4647 -data-dir DIR")?;
         return Ok(Exit::Success);
     }
+    if arguments.quiet {
+        let ids: Vec<String> = rows(&answer).iter().map(|row| style.id(row.text("ID"))).collect();
+        context.line(ids.join("\n"))?;
+        return Ok(Exit::Success);
+    }
+    let mut headers =
+        vec!["ID", "Node Pool", "DC", "Name", "Class", "Drain", "Eligibility", "Health", "Status"];
+    if arguments.os {
+        headers.insert(5, "OS");
+    }
     let lines: Vec<Vec<String>> = rows(&answer)
         .iter()
         .map(|row| {
-            vec![
+            let mut line = vec![
                 style.id(row.text("ID")),
                 row.shown("NodePool"),
                 row.shown("Datacenter"),
@@ -132,16 +168,18 @@ fn list(context: &Context, style: Style) -> Outcome {
                 row.shown("SchedulingEligibility"),
                 health(row),
                 status(row).to_owned(),
-            ]
+            ];
+            if arguments.os {
+                let attributes = row.get("Attributes");
+                line.insert(5, attributes.map(|all| all.shown("os.name")).unwrap_or_default());
+            }
+            line
         })
         .collect();
     if let Some(line) = service::mass_loss_line(context)? {
         context.line(line)?;
     }
-    context.line(table(
-        &["ID", "Node Pool", "DC", "Name", "Class", "Drain", "Eligibility", "Health", "Status"],
-        &lines,
-    ))?;
+    context.line(table(&headers, &lines))?;
     context.line(counts(rows(&answer)))?;
     Ok(Exit::Success)
 }
@@ -230,7 +268,13 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
         return Ok(Exit::Success);
     }
     let allocations = context.client.get(&format!("{path}/allocations"), &[])?;
-    let mut sections = vec![overview(&node, style), service::conditions(&node), resources(&node)];
+    if arguments.short {
+        let placed = allocation_table(context, &allocations, style);
+        context.line(format!("{}\n\nAllocations\n{placed}", overview(&node, style)))?;
+        return Ok(Exit::Success);
+    }
+    let resources = resources(&node, rows(&allocations));
+    let mut sections = vec![overview(&node, style), service::conditions(&node), resources];
     if arguments.stats {
         sections.push(stats::of_node(context, &node));
     }
@@ -279,7 +323,7 @@ fn overview(node: &Value, style: Style) -> String {
     pairs(&shown)
 }
 
-fn resources(node: &Value) -> String {
+fn resources(node: &Value, allocations: &[Value]) -> String {
     let nested = |outer: &str, inner: &str, field: &str| {
         node.get(outer).and_then(|value| value.get(inner)).map_or(0, |value| value.number(field))
     };
@@ -291,8 +335,41 @@ fn resources(node: &Value) -> String {
             format!("{} MiB", nested(outer, "Disk", "DiskMB")),
         ]
     };
-    let lines = [row("has", "NodeResources"), row("reserved", "ReservedResources")];
+    let live = allocations.iter().filter(|row| {
+        row.text("DesiredStatus") == "run"
+            && matches!(row.text("ClientStatus"), "pending" | "running")
+    });
+    let mut sums = [0; 3];
+    for allocation in live {
+        for (sum, amount) in sums.iter_mut().zip(asked_for(allocation)) {
+            *sum += amount;
+        }
+    }
+    let [cpu, memory, disk] = sums;
+    let allocated = [
+        "allocated".to_owned(),
+        format!("{cpu} MHz"),
+        format!("{memory} MiB"),
+        format!("{disk} MiB"),
+    ];
+    let lines =
+        [row("has", "NodeResources"), row("reserved", "ReservedResources"), allocated.into()];
     format!("Resources\n{}", table(&["", "CPU", "Memory", "Disk"], &lines))
+}
+
+/// What the tasks of an allocation ask for: MHz, MiB of memory, MiB of disk.
+fn asked_for(allocation: &Value) -> [i64; 3] {
+    let number = |place: &str| allocation.pointer(place).and_then(Value::as_i64).unwrap_or(0);
+    let tasks = allocation.pointer("/AllocatedResources/Tasks").and_then(Value::as_object);
+    let of_tasks = |place: &str| -> i64 {
+        let tasks = tasks.into_iter().flat_map(|tasks| tasks.values());
+        tasks.filter_map(|task| task.pointer(place).and_then(Value::as_i64)).sum()
+    };
+    [
+        of_tasks("/Cpu/CpuShares"),
+        of_tasks("/Memory/MemoryMB"),
+        number("/AllocatedResources/Shared/DiskMB"),
+    ]
 }
 
 fn allocation_table(context: &Context, allocations: &Value, style: Style) -> String {

@@ -3,7 +3,7 @@
 use clap::Subcommand;
 
 use crate::cli::context::{Context, Outcome};
-use crate::cli::named::{ApplyArgs, Kind, ListArgs, NameArgs, print_rows};
+use crate::cli::named::{ApplyArgs, Kind, ListArgs, MembersArgs, NameArgs, print_rows};
 use crate::jobspec::Named;
 
 const NODE_POOL: Kind = Kind {
@@ -22,9 +22,9 @@ pub(crate) enum NodePoolCommand {
     /// Show one
     Info(NameArgs),
     /// List the nodes of a pool
-    Nodes(NameArgs),
+    Nodes(MembersArgs),
     /// List the jobs that ask for a pool
-    Jobs(NameArgs),
+    Jobs(MembersArgs),
     /// Make a node pool, or change it
     #[command(
         after_help = "Examples:\n  quorate node pool apply -description \"machines with GPUs\" gpu\n  quorate node pool apply gpu.hcl"
@@ -36,7 +36,7 @@ pub(crate) enum NodePoolCommand {
 
 pub(super) fn run(context: &Context, command: &NodePoolCommand) -> Outcome {
     match command {
-        NodePoolCommand::List(arguments) => NODE_POOL.list(context, arguments.style),
+        NodePoolCommand::List(arguments) => NODE_POOL.list(context, arguments),
         NodePoolCommand::Info(arguments) => {
             NODE_POOL.show(context, &arguments.name, arguments.style.json)
         }
@@ -44,12 +44,14 @@ pub(super) fn run(context: &Context, command: &NodePoolCommand) -> Outcome {
             let columns =
                 [("ID", "ID"), ("Name", "Name"), ("DC", "Datacenter"), ("Status", "Status")];
             let path = format!("{}/nodes", NODE_POOL.path(&arguments.name));
-            print_rows(context, &path, &columns, arguments.style)
+            let answer = arguments.page.read(context, &path, &[])?;
+            print_rows(context, &answer, &columns, arguments.style)
         }
         NodePoolCommand::Jobs(arguments) => {
             let columns = [("ID", "ID"), ("Type", "Type"), ("Status", "Status")];
             let path = format!("{}/jobs", NODE_POOL.path(&arguments.name));
-            print_rows(context, &path, &columns, arguments.style)
+            let answer = arguments.page.read(context, &path, &[])?;
+            print_rows(context, &answer, &context.with_namespace(&columns), arguments.style)
         }
         NodePoolCommand::Apply(arguments) => NODE_POOL.apply(context, arguments),
         NodePoolCommand::Delete(arguments) => NODE_POOL.delete(context, &arguments.name),

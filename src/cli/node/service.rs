@@ -40,6 +40,9 @@ pub(crate) struct NodeArgs {
 /// Flags of `node eligibility`.
 #[derive(Debug, Args)]
 pub(crate) struct EligibilityArgs {
+    /// Accepted as in Nomad; nothing is asked
+    #[arg(long, hide = true)]
+    yes: bool,
     #[command(flatten)]
     switch: Switch,
     /// Why, in a few words; everybody sees it

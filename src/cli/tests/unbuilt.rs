@@ -38,7 +38,7 @@ acl token list
 acl token self
 acl token update
 action
-agent
+agent: acl-enabled bind bootstrap-expect client dc dev join node node-class node-pool retry-join server state-dir
 agent-info
 alloc
 alloc checks
@@ -58,7 +58,7 @@ config validate
 debug
 deployment
 deployment fail
-deployment list
+deployment list: filter json t ui verbose
 deployment pause
 deployment promote
 deployment resume
@@ -72,11 +72,12 @@ eval-status
 exec
 fmt
 fs
+help
 init
 inspect
 job
 job action
-job allocs
+job allocs: all json t verbose
 job deployments
 job dispatch: detach id-prefix-template idempotency-token meta priority ui verbose
 job eval: detach force-reschedule verbose
@@ -85,11 +86,11 @@ job init
 job inspect: hcl json t version with-vars
 job periodic
 job periodic force
-job plan
+job plan: diff hcl2-strict json policy-override var var-file vault-namespace verbose
 job promote
 job restart: all-tasks batch-size batch-wait group no-shutdown-delay on-error reschedule task verbose yes
-job revert
-job run: check-index consul-namespace detach eval-priority hcl2-strict json output policy-override preserve-counts preserve-resources ui var var-file vault-namespace verbose
+job revert: consul-token detach vault-token verbose
+job run: check-index consul-namespace consul-token detach eval-priority hcl2-strict json output policy-override preserve-counts preserve-resources ui var var-file vault-namespace verbose
 job scale: check-index detach verbose
 job scaling-events: verbose
 job start: detach verbose
@@ -99,6 +100,8 @@ job tag
 job tag apply
 job tag unset
 job validate: hcl2-strict json var var-file vault-namespace
+keygen
+keyring
 license
 license get
 login
@@ -114,7 +117,7 @@ namespace status
 node
 node config
 node drain: deadline detach disable enable force ignore-system keep-ineligible m meta monitor no-deadline self yes
-node eligibility: disable enable self
+node eligibility: disable enable self yes
 node identity
 node identity get
 node identity renew
@@ -143,6 +146,8 @@ operator autopilot set-config
 operator client-state
 operator debug
 operator gossip
+operator keygen
+operator keyring
 operator gossip keyring
 operator gossip keyring generate
 operator gossip keyring install
