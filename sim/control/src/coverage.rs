@@ -124,6 +124,12 @@ events! {
     Retried => "a retry was answered from its session",
     /// A failed instance was rescheduled later.
     Rescheduled => "a failed allocation waits for its reschedule",
+    /// A child waited until fewer of its parent's are alive.
+    ChildWaited => "a child waited for max_running",
+    /// It was let in.
+    ChildLetIn => "a child that waited was let in",
+    /// A token of a dispatch came again.
+    DispatchedAgain => "a dispatch came again under its token",
     /// A deployment of a version began.
     DeploymentBegun => "a deployment began",
     /// Canaries were promoted.

@@ -106,6 +106,7 @@ impl World {
     pub(crate) fn before_step(&mut self, seed: u64, number: u32) {
         self.groups = groups::dice(seed, u64::from(number));
         self.hear_tenants(seed, number);
+        self.dispatch_jobs(seed, number);
         self.hurry = updates::hurry(seed, u64::from(number));
         self.hurry_updates();
         self.steering = rollouts::steering(seed, u64::from(number));

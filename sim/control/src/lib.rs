@@ -22,6 +22,7 @@ mod agent;
 mod balancers;
 mod client;
 mod coverage;
+mod dispatches;
 mod evictions;
 mod extra;
 mod failures;

@@ -9,8 +9,8 @@ mod pools;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    Allocation, AllocationId, ClientStatus, Command, Effect, EvaluationStatus, Index, JobKind,
-    Plan, Reply, RequestId, State, Trigger,
+    Allocation, AllocationId, ClientStatus, Command, Effect, EvaluationStatus, Index, Job, JobKind,
+    JobStatus, Plan, Reply, RequestId, State, Trigger,
     evaluation::UpdateEvaluations,
     gc::CollectGarbage,
     job::RegisterJob,
@@ -23,7 +23,7 @@ use leader::GcConfig;
 
 use crate::{
     coverage::Event,
-    evictions,
+    dispatches, evictions,
     invariants::{
         check_round_trip, check_state, check_step, check_waits, needs,
         needs::{has_ended, is_live},
@@ -48,6 +48,7 @@ pub(crate) struct Oracle {
     requests: BTreeMap<RequestId, Reply>,
     nodes: NodeMemory,
     capacity: capacity::Account,
+    dispatches: dispatches::Account,
 }
 
 impl World {
@@ -68,6 +69,8 @@ impl World {
             found.extend(waits.iter().map(ToString::to_string));
             judge_passes(&before, applied, &self.log, &mut found);
             judge_garbage(&before, applied, &self.swarm.gc, &mut found);
+            let dispatches = &mut self.oracle.dispatches;
+            dispatches.judge(&before, applied, &mut self.coverage, &mut found);
             if let Some(pools) = &mut self.pools {
                 pools::judge(&before, &applied.state, pools, self.clock_ms, &mut found);
                 pools.note_rows(&before, &applied.state);
@@ -121,6 +124,14 @@ impl World {
 
 type Found = Vec<String>;
 
+/// Of many dispatches a retry is told nothing but that they were answered.
+fn is_same_reply(first: &Reply, again: &Reply) -> bool {
+    match (first, again) {
+        (Reply::Dispatched(many), Reply::Dispatched(kept)) if many.len() > 1 => kept.is_empty(),
+        _ => first == again,
+    }
+}
+
 fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Found) {
     let after = &applied.state;
     let Some(proposal) = &applied.entry.proposal else { return };
@@ -128,7 +139,7 @@ fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Fou
     let again = proposal.request.is_some_and(|request| oracle.requests.contains_key(&request.id));
     if let Some(request) = proposal.request {
         match oracle.requests.get(&request.id) {
-            Some(first) if *first != applied.reply || !applied.effects.is_empty() => {
+            Some(first) if !is_same_reply(first, &applied.reply) || !applied.effects.is_empty() => {
                 found.push(format!("P4: request {:?} took effect twice", request.id));
             }
             Some(_) => {}
@@ -151,6 +162,18 @@ fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Fou
     }
     judge_plans(before, applied, found);
     judge_drains(before, applied, found);
+}
+
+/// Whether so many children of its parent are over and were made after it.
+fn is_surplus(state: &State, child: &Job, max: u64) -> bool {
+    let Some(parent) = child.key.parent_key() else { return false };
+    let made = |job: &Job| (job.create_index, job.key.clone());
+    let younger = state.jobs().iter().filter(|job| {
+        job.key.parent_key().as_ref() == Some(&parent)
+            && job.status == JobStatus::Dead
+            && made(job) > made(child)
+    });
+    child.status == JobStatus::Dead && younger.count() as u64 >= max
 }
 
 /// I52: nothing vanishes but what has ended, by the collector, after its time, and what no scheduler counts any more.
@@ -186,7 +209,7 @@ fn judge_garbage(before: &State, applied: &Applied, gc: &GcConfig, found: &mut F
         let mut rows = before.allocations().iter().filter(|one| one.job == row.key);
         let mut open = before.evaluations().iter().filter(|one| one.job == row.key);
         if waits_for_user
-            || row.submitted_at > cutoffs.jobs
+            || (row.submitted_at > cutoffs.jobs && !is_surplus(before, row, gc.children_max))
             || rows.any(|row| !has_ended(row))
             || open.any(|row| !row.status.is_terminal())
         {

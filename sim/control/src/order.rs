@@ -63,6 +63,8 @@ impl Waiting {
 pub(crate) struct History {
     priorities: BTreeMap<JobKey, u16>,
     leased: BTreeMap<JobKey, Index>,
+    /// Children of a job were there.
+    in_turns: bool,
 }
 
 impl History {
@@ -71,6 +73,7 @@ impl History {
         for row in state.evaluations().iter() {
             let known = self.priorities.entry(row.job.clone()).or_default();
             *known = row.priority.max(*known);
+            self.in_turns |= row.job.parent().is_some();
         }
     }
 
@@ -91,7 +94,8 @@ impl History {
     }
 }
 
-/// I26: nothing that was ready is passed over by what is of lower priority, or as high and younger.
+/// I26: nothing that was ready is passed over by what is of lower priority, or as high and younger. Where there are children of a job, these take turns
+/// with what is as high, and what is ready later comes in a later turn, however old it is.
 pub(crate) fn judge_leases(
     ready: &[Waiting],
     leases: &[Lease],
@@ -100,8 +104,8 @@ pub(crate) fn judge_leases(
     for one in ready {
         for lease in leases.iter().take_while(|lease| lease.evaluation.id != one.id) {
             let given = history.priority_of(lease);
-            let younger = given == one.priority && lease.evaluation.create_index > one.create_index;
-            if given < one.priority || younger {
+            let younger = lease.evaluation.create_index > one.create_index;
+            if given < one.priority || (given == one.priority && younger && !history.in_turns) {
                 return Some(format!(
                     "I26: {} of priority {given} is leased before {one:?}",
                     lease.evaluation.id

@@ -305,7 +305,7 @@ impl Entry<'_> {
         if !self.after.namespaces().contains(namespace) || !self.after.node_pools().contains(pool) {
             found.push(format!("I45: {key} came to node pool {pool}, and one of both is gone"));
         }
-        if !self.has_new_evaluation(key) {
+        if !spec.is_parent() && !self.has_new_evaluation(key) {
             found.push(format!("I18: nobody evaluates {key}"));
         }
         self.evaluation_made(found);
@@ -359,7 +359,7 @@ impl Entry<'_> {
         if blocked.any(|row| row.job == *key && row.status == EvaluationStatus::Blocked) {
             found.push(format!("P-job: an evaluation of {key} waits, which was ended"));
         }
-        if !self.has_new_evaluation(key) {
+        if before.is_scheduled() && !self.has_new_evaluation(key) {
             found.push(format!("I18: nobody evaluates the end of {key}"));
         }
         self.evaluation_made(found);

@@ -11,7 +11,7 @@ use crate::{
     balancers::{self, Balancers},
     client::Operation,
     coverage::Event,
-    evictions,
+    dispatches, evictions,
     extra::{self, Extra},
     failures, groups,
     leadership::Leadership,
@@ -109,6 +109,8 @@ pub(crate) struct World {
     pub(crate) extra: Extra,
     /// Percent of steps before which a tenant wants something.
     pub(crate) tenants: u64,
+    /// What users dispatch; none: nothing.
+    pub(crate) dispatches: Option<dispatches::Dispatches>,
     /// Percent of steps before which instances of a job fail together, or are looked after.
     pub(crate) failures_together: u64,
     /// What nodes go through; none: nothing new.
@@ -165,6 +167,7 @@ impl World {
         let mut world = Self {
             extra: Extra::draw(seed),
             tenants: tenants::draw(seed),
+            dispatches: dispatches::draw(seed),
             failures_together: failures::draw(seed),
             lives: lives::draw(seed),
             balancers: balancers::draw(seed, pools.is_some()),

@@ -338,6 +338,18 @@ pub(super) const PLANTS: [Planted; 54] = [
         "a new leader begins with the due times that are still to come",
         CONTROL_PLANE,
     ),
+    Planted::new(
+        "dispatch-twice",
+        "tokens-forgotten",
+        "a dispatch that comes again under its token makes another child",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "queue-order-lost",
+        "youngest-child-first",
+        "of the children that wait the youngest starts first",
+        CONTROL_PLANE,
+    ),
 ];
 
 /// Whether this list is that of the sources. A name that no server knows would end each run at once, and count as found.

@@ -119,6 +119,10 @@ pub enum Plant {
     LaunchTwice,
     /// A new leader begins with the due times that are still to come.
     MissedNeverMadeUp,
+    /// A dispatch that comes again under its token makes another child.
+    DispatchTwice,
+    /// Of the children that wait the youngest starts first.
+    QueueOrderLost,
 }
 
 /// Every plant by its names: the number, and a word.
@@ -178,6 +182,8 @@ pub const TABLE: [(Plant, &str, &str); 54] = [
     (Plant::DeadlineAnew, "deadline-anew", "progress-deadline-moves"),
     (Plant::LaunchTwice, "launch-twice", "due-time-taken-again"),
     (Plant::MissedNeverMadeUp, "missed-never-made-up", "no-launch-after-an-outage"),
+    (Plant::DispatchTwice, "dispatch-twice", "tokens-forgotten"),
+    (Plant::QueueOrderLost, "queue-order-lost", "youngest-child-first"),
 ];
 
 #[cfg(feature = "plant")]
@@ -222,6 +228,8 @@ impl Plant {
         Self::DeadlineAnew,
         Self::LaunchTwice,
         Self::MissedNeverMadeUp,
+        Self::DispatchTwice,
+        Self::QueueOrderLost,
     ];
 
     /// The name it is asked for by.

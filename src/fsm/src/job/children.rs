@@ -23,6 +23,7 @@ use crate::{
     id::{EvaluationId, Index, JobKey, Text},
     indexes::broken,
     limits,
+    plant::{Plant, is_planted},
     state::State,
 };
 
@@ -292,7 +293,12 @@ impl Turn<'_> {
             let room = room.map_or(limits::LET_IN_MAX, |room| {
                 usize::try_from(room).map_or(limits::LET_IN_MAX, |n| n.min(limits::LET_IN_MAX))
             });
-            let first: Vec<_> = children.waiting.values().take(room).cloned().collect();
+            let waiting = children.waiting.values();
+            let first: Vec<_> = if is_planted(Plant::QueueOrderLost) {
+                waiting.rev().take(room).cloned().collect()
+            } else {
+                waiting.take(room).cloned().collect()
+            };
             for key in first {
                 self.let_in(&key);
             }

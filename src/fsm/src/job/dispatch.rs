@@ -14,6 +14,7 @@ use crate::{
     evaluation::Trigger,
     id::Text,
     limits,
+    plant::{Plant, is_planted},
 };
 
 impl Turn<'_> {
@@ -53,13 +54,17 @@ impl Turn<'_> {
         child: &Dispatched,
         position: u32,
     ) -> Result<DispatchAnswer, Rejection> {
-        if let Some(made) = self.dispatched_before(parent, &child.token) {
-            return Ok(made);
+        let mut token = child.token.clone();
+        if let Some(made) = self.dispatched_before(parent, &token) {
+            if !is_planted(Plant::DispatchTwice) {
+                return Ok(made);
+            }
+            token = Text::default();
         }
         check_name(&child.id, &child.token)?;
         block.check_payload(&child.payload).map_err(refused)?;
         block.check_meta(&child.meta).map_err(refused)?;
-        let dispatch = Dispatch { payload: child.payload.clone(), token: child.token.clone() };
+        let dispatch = Dispatch { payload: child.payload.clone(), token };
         let new = NewChild {
             id: child.id.clone(),
             meta: child.meta.clone(),

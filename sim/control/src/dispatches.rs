@@ -1,0 +1,289 @@
+//! Dispatches: one of three seeds has a parameterized job, of which children are dispatched, some of them under a token that comes again with another
+//! request, and stopped, while the bound on those that are alive changes. From dice of its own: no throw in here moves one of the older dice.
+//!
+//! Judged from the rows alone, not from the derived index: a token makes one child, no entry starts a child beyond the bound or before one that waits
+//! longer, and none waits although there is room.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use fsm::{
+    Command, EvaluationId, Index, Job, JobKey, JobStatus, Reply, State, Text,
+    command::DispatchAnswer,
+    job::{DeregisterJob, DispatchJob, Dispatched, Parameterized, RegisterJob, StopChildren},
+    limits::LET_IN_MAX,
+    testing,
+};
+
+use crate::{coverage::Event, log::Applied, world::World};
+use chance::Dice;
+
+/// Makes these dice others than all older ones.
+const LABEL: u64 = 0x6469_7370_6174_6331;
+/// The job that is dispatched.
+const PARENT: &str = "parent";
+/// Dispatches that may come again.
+const SENT_MAX: usize = 8;
+/// Children beyond which no more are dispatched: the quiet at the end has to come to all of them.
+const ALIVE_MAX: usize = 12;
+
+/// What users dispatch.
+pub(crate) struct Dispatches {
+    /// Percent of steps before which somebody does something.
+    percent: u64,
+    /// Dispatches with tokens, the newest last.
+    sent: Vec<Dispatched>,
+    tokens: u64,
+}
+
+/// What a seed has of it.
+pub(crate) fn draw(seed: u64) -> Option<Dispatches> {
+    let mut dice = Dice::numbered(seed ^ LABEL, u64::MAX);
+    if dice.percent(66) {
+        return None;
+    }
+    Some(Dispatches { percent: dice.between(3, 15), sent: Vec::new(), tokens: 0 })
+}
+
+impl World {
+    /// Before a step: sometimes the parent comes, changes or goes, or children of it are dispatched or stopped.
+    pub(crate) fn dispatch_jobs(&mut self, seed: u64, number: u32) {
+        let Some(dispatches) = &self.dispatches else { return };
+        let mut dice = Dice::numbered(seed ^ LABEL, u64::from(number));
+        if !dice.percent(dispatches.percent) {
+            return;
+        }
+        let command = self.draw_dispatch(&mut dice);
+        self.ask(command);
+    }
+
+    fn draw_dispatch(&mut self, dice: &mut Dice) -> Command {
+        let parent = testing::job_key(PARENT);
+        let evaluation = EvaluationId(self.ids.next());
+        let known = self.log.truth().jobs().get(&parent).cloned();
+        let rows = children_of(self.log.truth(), &parent);
+        let alive = rows.clone().filter(|job| job.status != JobStatus::Dead).count();
+        let children: Vec<JobKey> = rows.map(key_of).collect();
+        let is_open = known.is_some_and(|job| !job.stop);
+        let choice = match (is_open, alive >= ALIVE_MAX) {
+            (false, _) => 0,
+            (true, true) => dice.below(6),
+            (true, false) => dice.below(16),
+        };
+        match choice {
+            0 | 1 => self.register_parent(evaluation, dice),
+            2 if dice.percent(30) => {
+                let purge = dice.percent(50);
+                Command::DeregisterJob(DeregisterJob {
+                    job: parent,
+                    purge,
+                    evaluation,
+                    evaluation_priority: None,
+                })
+            }
+            3 => {
+                let children = children.into_iter().filter(|_| dice.percent(50)).collect();
+                let (purge, evaluation_ids) = (dice.percent(50), self.evaluation_ids(2));
+                StopChildren { parent, children, purge, evaluation_ids }.into()
+            }
+            4 | 5 if !children.is_empty() => {
+                let job = dice.pick(&children).unwrap_or(parent);
+                let purge = dice.percent(50);
+                Command::DeregisterJob(DeregisterJob {
+                    job,
+                    purge,
+                    evaluation,
+                    evaluation_priority: None,
+                })
+            }
+            choice => {
+                let again = choice < 10;
+                let count = dice.between(1, 3);
+                let children = (0..count).filter_map(|_| self.draw_child(again, dice)).collect();
+                DispatchJob { parent, children }.into()
+            }
+        }
+    }
+
+    fn register_parent(&mut self, evaluation: EvaluationId, dice: &mut Dice) -> Command {
+        let mut spec = self.draw_job("batch", dice);
+        spec.key = testing::job_key(PARENT);
+        let max_running = dice.pick(&[0, 1, 2, 2, 3]).unwrap_or(0);
+        spec.parameterized = Some(Parameterized {
+            payload: "optional".into(),
+            max_running,
+            ..Parameterized::default()
+        });
+        for group in &mut spec.groups {
+            group.count = group.count.clamp(1, 2);
+        }
+        Command::RegisterJob(RegisterJob {
+            spec: Arc::new(spec),
+            enforce_index: None,
+            evaluation,
+            evaluation_priority: None,
+            submission: None,
+        })
+    }
+
+    /// A new dispatch, or one that was sent before, with the id and the evaluation that another server makes up for it.
+    fn draw_child(&mut self, again: bool, dice: &mut Dice) -> Option<Dispatched> {
+        let (id, evaluation) = (self.ids.next(), EvaluationId(self.ids.next()));
+        let number = u128::from_be_bytes(id);
+        let id = Text::from(format!("{PARENT}/dispatch-1-{number:032x}"));
+        let dispatches = self.dispatches.as_mut()?;
+        if again && let Some(sent) = dice.pick(&dispatches.sent) {
+            return Some(Dispatched { id, evaluation, ..sent });
+        }
+        dispatches.tokens += 1;
+        let token =
+            if dice.percent(60) { format!("token-{}", dispatches.tokens) } else { String::new() };
+        let child = Dispatched {
+            id,
+            payload: vec![1, 2, 3],
+            meta: BTreeMap::new(),
+            priority: dice.pick(&[None, None, Some(20), Some(80)]).unwrap_or(None),
+            token: token.into(),
+            evaluation,
+        };
+        if !child.token.is_empty() {
+            dispatches.sent.push(child.clone());
+            let surplus = dispatches.sent.len().saturating_sub(SENT_MAX);
+            dispatches.sent.drain(..surplus);
+        }
+        Some(child)
+    }
+}
+
+fn key_of(job: &Arc<Job>) -> JobKey {
+    job.key.clone()
+}
+
+fn children_of<'a>(
+    state: &'a State,
+    parent: &'a JobKey,
+) -> impl Iterator<Item = &'a Arc<Job>> + Clone {
+    let rows: Vec<_> = state.jobs().iter().collect();
+    rows.into_iter().filter(move |job| job.key.parent_key().as_ref() == Some(parent))
+}
+
+/// The place of a child in its queue, if it waits.
+fn place(job: &Job) -> Option<(Index, u32)> {
+    Some((job.create_index, job.waiting?.position))
+}
+
+/// Which child each token has made, by what was answered.
+#[derive(Default)]
+pub(crate) struct Account {
+    tokens: BTreeMap<(JobKey, Text), (JobKey, Index)>,
+}
+
+impl Account {
+    /// Judges one entry.
+    pub(crate) fn judge(
+        &mut self,
+        before: &State,
+        applied: &Applied,
+        coverage: &mut crate::Coverage,
+        found: &mut Vec<String>,
+    ) {
+        let after = &applied.state;
+        if let Some(proposal) = &applied.entry.proposal
+            && let Command::DispatchJob(command) = &proposal.command
+            && let Reply::Dispatched(answers) = &applied.reply
+        {
+            self.answered(after, command, answers, coverage, found);
+        }
+        let parents: BTreeSet<JobKey> =
+            after.jobs().iter().filter_map(|job| job.key.parent_key()).collect();
+        for parent in parents {
+            queue(before, after, &parent, coverage, found);
+        }
+    }
+
+    /// A token makes one child, as long as that is kept.
+    fn answered(
+        &mut self,
+        after: &State,
+        command: &DispatchJob,
+        answers: &[DispatchAnswer],
+        coverage: &mut crate::Coverage,
+        found: &mut Vec<String>,
+    ) {
+        for (child, answer) in command.children.iter().zip(answers) {
+            let DispatchAnswer::Child { name, create_index, found: is_found, .. } = answer else {
+                continue;
+            };
+            if *is_found {
+                coverage.count(Event::DispatchedAgain);
+            }
+            let id = format!("{}/{name}", command.parent.id);
+            let key = JobKey { id: id.into(), ..command.parent.clone() };
+            let is_there = |key: &JobKey, created: Index| {
+                after.jobs().get(key).is_some_and(|job| job.create_index == created)
+            };
+            if !*is_found && !is_there(&key, *create_index) {
+                found.push(format!("I51: {key} was dispatched and is not there"));
+            }
+            if child.token.is_empty() {
+                continue;
+            }
+            let token = (command.parent.clone(), child.token.clone());
+            if let Some((old, created)) = self.tokens.insert(token, (key.clone(), *create_index))
+                && old != key
+                && is_there(&old, created)
+            {
+                found.push(format!("I51: a dispatch took effect twice, as {old} and {key}"));
+            }
+        }
+    }
+}
+
+/// What an entry did to the queue of a parent.
+fn queue(
+    before: &State,
+    after: &State,
+    parent: &JobKey,
+    coverage: &mut crate::Coverage,
+    found: &mut Vec<String>,
+) {
+    let rows = children_of(after, parent);
+    let was =
+        |job: &Job| before.jobs().get(&job.key).filter(|old| old.create_index == job.create_index);
+    let is_started = |job: &&Arc<Job>| {
+        let is_new = was(job).is_none_or(|old| old.waiting.is_some());
+        job.waiting.is_none() && !job.stop && is_new
+    };
+    let started: Vec<_> = rows.clone().filter(is_started).collect();
+    let waiting = rows.clone().filter_map(|job| place(job)).min();
+    let alive = rows.filter(|job| job.waiting.is_none() && job.status != JobStatus::Dead).count();
+    let row = after.jobs().get(parent);
+    let spec = row.and_then(|row| after.current_spec(row));
+    let block = spec.and_then(|spec| spec.parameterized.as_ref());
+    let max = block.map_or(0, |block| block.max_running as usize);
+    if max > 0 && !started.is_empty() && alive > max {
+        found.push(format!("I51: {alive} children of {parent} are alive, at most {max} may be"));
+    }
+    if let Some(first) = waiting {
+        coverage.count(Event::ChildWaited);
+        if row.is_none() {
+            found.push(format!("I51: children of {parent} wait, which is gone"));
+        }
+        for job in &started {
+            // One that never waited came after all that do.
+            let place = was(job).and_then(|old| place(old)).unwrap_or((job.create_index, u32::MAX));
+            if place > first && (place.1 < u32::MAX || job.create_index > first.0) {
+                found.push(format!("I51: {} starts before one that waits longer", job.key));
+            }
+        }
+        let room = if max == 0 { LET_IN_MAX } else { max.min(LET_IN_MAX) };
+        if alive < room {
+            found.push(format!("I51: children of {parent} wait, and {alive} are alive"));
+        }
+    }
+    if started.iter().any(|job| was(job).is_some()) {
+        coverage.count(Event::ChildLetIn);
+    }
+}
