@@ -34,6 +34,18 @@ events! {
     StaleEpoch => "a command of an old leadership came into a new term and was refused",
     /// A new leadership ended before its barrier.
     ElectedTwice => "a leader was deposed before its services ran",
+    /// A periodic job was launched.
+    Launched => "a periodic job was launched, or passed for an overlap",
+    /// Due times passed without a launch.
+    LaunchesMissed => "due times of a periodic job passed without a launch",
+    /// A child was still alive.
+    LaunchOverlapped => "a periodic job was due while a child of it was alive",
+    /// A launch came too late, or twice.
+    LaunchRefused => "a launch of a periodic job was refused",
+    /// Somebody forced one.
+    LaunchForced => "a periodic job was forced",
+    /// A wall clock jumped by an hour.
+    ClockJumped => "a wall clock jumped by an hour",
     /// An outcome was not learned although the entry was committed.
     CommittedWithoutReply => "an entry was committed without a reply",
     /// A queued plan was flushed.

@@ -251,8 +251,9 @@ impl World {
             leadership.forgive(server, &self.lessees);
             leadership.services.dispatch_mut().server_lost(now, server);
         }
+        let wall_ms = self.wall_ms(leadership.server);
         let ids = &mut self.ids;
-        let stepped = leadership.services.step(now, now, state, || ids.next());
+        let stepped = leadership.services.step(now, wall_ms, state, || ids.next());
         if leadership.dispatch().blocked_stats().blocked < before {
             self.coverage.count(Event::Woken);
         }

@@ -21,6 +21,7 @@
 mod agent;
 mod balancers;
 mod client;
+mod clocks;
 mod coverage;
 mod dispatches;
 mod evictions;

@@ -22,6 +22,7 @@ use fsm::{
 use leader::GcConfig;
 
 use crate::{
+    clocks,
     coverage::Event,
     dispatches, evictions,
     invariants::{
@@ -71,6 +72,8 @@ impl World {
             judge_garbage(&before, applied, &self.swarm.gc, &mut found);
             let dispatches = &mut self.oracle.dispatches;
             dispatches.judge(&before, applied, &mut self.coverage, &mut found);
+            clocks::judge(&before, applied, &mut found);
+            clocks::note(&before, applied, &mut self.coverage);
             if let Some(pools) = &mut self.pools {
                 pools::judge(&before, &applied.state, pools, self.clock_ms, &mut found);
                 pools.note_rows(&before, &applied.state);

@@ -54,6 +54,7 @@ impl World {
         self.lead_with_a_provider(dice);
         self.declare_groups_for_good();
         self.trace(|| "quiet from here".to_owned());
+        self.stop_clocks(dice);
         self.quieten(dice);
         if self.failures.is_empty() && self.swarm.rich_nodes {
             self.change_nodes_in_the_quiet(dice);

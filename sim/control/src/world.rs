@@ -10,6 +10,7 @@ use crate::{
     agent::Agent,
     balancers::{self, Balancers},
     client::Operation,
+    clocks::{self, Clocks},
     coverage::Event,
     dispatches, evictions,
     extra::{self, Extra},
@@ -119,6 +120,8 @@ pub(crate) struct World {
     pub(crate) pools: Option<Pools>,
     /// Sources of requirements for groups of the pool; none: it has no groups.
     pub(crate) balancers: Option<Balancers>,
+    /// Jobs that the clock starts, and wall clocks that jump; none: the seed has none.
+    pub(crate) clocks: Option<Clocks>,
     /// A long quiet time.
     pub(crate) stretch: Option<Stretch>,
     /// How updates are hurried in the step under way; none: they are not.
@@ -172,6 +175,7 @@ impl World {
             lives: lives::draw(seed),
             balancers: balancers::draw(seed, pools.is_some()),
             pools,
+            clocks: clocks::draw(seed, swarm.servers),
             stretch: stretches::draw(seed, STEPS),
             hurry: updates::hurry(seed, u64::MAX - 1),
             steering: rollouts::steering(seed, u64::MAX - 1),

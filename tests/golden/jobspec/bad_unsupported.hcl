@@ -1,7 +1,4 @@
 job "web" {
-  periodic {
-    cron = "* * * * *"
-  }
   vault {}
   group "g" {
     volume "data" {

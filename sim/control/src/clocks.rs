@@ -1,0 +1,261 @@
+//! Jobs that the clock starts, in one of four seeds: they come, change, are forced and go, and the wall clocks of servers jump by an hour in both
+//! directions, each on its own. From dice of its own: no throw in here moves one of the older dice.
+//!
+//! I51, judged at each entry: a due time has at most one child, a due time that was dealt with never comes again, and all due times of a job up to the
+//! last one were launched or are counted. At the quiet end: what is due is dealt with. The due times are computed from the lines of cron once more.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use cron::Schedule;
+use fsm::{
+    Command, EvaluationId, Job, JobKey, JobKind, JobSpec, JobStatus, Reply, State,
+    job::{
+        DeregisterJob, ForcePeriodic, LaunchPeriodic, Launches, Periodic, RegisterJob, launch_id,
+    },
+    testing,
+};
+
+use crate::{coverage::Event, log::Applied, world::World};
+use chance::Dice;
+
+/// Makes these dice others than all older ones.
+const LABEL: u64 = 0x636c_6f63_6b73_6131;
+const JOBS: [&str; 2] = ["clock0", "clock1"];
+const LINES: [&str; 4] = ["*/20 * * * * * *", "*/7 * * * * * *", "* * * * *", "30 */2 * * * * *"];
+/// How far a wall clock jumps.
+const JUMP_MS: i64 = 3_600_000;
+/// At the quiet end nothing older than this may be due.
+const LATE_S_MAX: i64 = 30;
+/// The time that is given to deal with what is due.
+const SETTLE_MS: u64 = 40_000;
+/// Rounds of that.
+const SETTLE_ROUNDS: usize = 400;
+/// Due times of one entry that are counted once more; a jump of an hour passes 3,600.
+const COUNTED_MAX: usize = 20_000;
+
+/// Jobs that the clock starts, and the clocks.
+pub(crate) struct Clocks {
+    /// What each server's wall clock is ahead of the driver's.
+    ahead_ms: Vec<i64>,
+    /// Percent of steps before which somebody wants something of the jobs.
+    changes: u64,
+    /// Percent of steps before which a clock jumps.
+    jumps: u64,
+}
+
+/// The clocks of a seed; none: it has no such jobs.
+pub(crate) fn draw(seed: u64, servers: usize) -> Option<Clocks> {
+    let mut dice = Dice::numbered(seed ^ LABEL, u64::MAX);
+    dice.percent(25).then(|| Clocks {
+        ahead_ms: vec![0; servers],
+        changes: dice.between(1, 6),
+        jumps: if dice.percent(50) { dice.between(1, 3) } else { 0 },
+    })
+}
+
+impl World {
+    /// What a server's wall clock says.
+    pub(crate) fn wall_ms(&self, server: usize) -> u64 {
+        let ahead = self.clocks.as_ref().and_then(|clocks| clocks.ahead_ms.get(server));
+        let wall = self.log.genesis().at().saturating_add(self.clock_ms);
+        wall.saturating_add_signed(ahead.copied().unwrap_or(0))
+    }
+
+    /// Before a step: sometimes a clock jumps, or somebody changes, forces or stops a job.
+    pub(crate) fn use_clocks(&mut self, seed: u64, number: u32) {
+        let Some(clocks) = &mut self.clocks else { return };
+        let mut dice = Dice::numbered(seed ^ LABEL, u64::from(number));
+        if dice.percent(clocks.jumps) {
+            let server = dice.index(clocks.ahead_ms.len());
+            let ahead = if dice.percent(50) { JUMP_MS } else { -JUMP_MS };
+            clocks.ahead_ms[server] += ahead;
+            self.coverage.count(Event::ClockJumped);
+            self.trace(|| format!("the wall clock of server {server} jumps by {ahead} ms"));
+            return;
+        }
+        if !dice.percent(clocks.changes) {
+            return;
+        }
+        let name = dice.pick(&JOBS).unwrap_or(JOBS[0]);
+        let job = testing::job_key(name);
+        let evaluation = EvaluationId(self.ids.next());
+        let is_there = self.log.truth().jobs().get(&job).is_some_and(|row| !row.stop);
+        let command = match dice.below(10) {
+            0 if is_there => {
+                let purge = dice.percent(50);
+                DeregisterJob { job, purge, evaluation, evaluation_priority: None }.into()
+            }
+            1 | 2 if is_there => {
+                let wall_s = self.wall_ms(self.log.leader) / 1000;
+                ForcePeriodic { job, due_s: wall_s.cast_signed(), evaluation }.into()
+            }
+            3.. if is_there => return,
+            _ => self.register_clock(name, evaluation, &mut dice),
+        };
+        self.ask(command);
+    }
+
+    fn register_clock(&mut self, name: &str, evaluation: EvaluationId, dice: &mut Dice) -> Command {
+        let block = Periodic {
+            enabled: dice.percent(90),
+            specs: vec![dice.pick(&LINES).unwrap_or(LINES[0]).into()],
+            is_list: false,
+            prohibit_overlap: dice.percent(50),
+            time_zone: "UTC".into(),
+        };
+        let spec = JobSpec { periodic: Some(block), ..testing::job(name, JobKind::Batch, 1) };
+        Command::RegisterJob(RegisterJob {
+            spec: Arc::new(spec),
+            enforce_index: None,
+            evaluation,
+            evaluation_priority: None,
+            submission: None,
+        })
+    }
+
+    /// At the quiet end: gives time to deal with what is due, judges that, and stops the jobs, because the clock never rests.
+    pub(crate) fn stop_clocks(&mut self, dice: &mut Dice) {
+        if self.clocks.is_none() {
+            return;
+        }
+        self.forget_operations(is_of_a_clock);
+        let ends = self.clock_ms + SETTLE_MS;
+        for _ in 0..SETTLE_ROUNDS {
+            if self.clock_ms >= ends || !self.failures.is_empty() {
+                break;
+            }
+            if !self.round(dice) {
+                self.clock_ms = self.next_look_ms().min(ends);
+            }
+        }
+        if self.clock_ms >= ends && self.failures.is_empty() {
+            self.judge_due();
+        }
+        for name in JOBS {
+            let job = testing::job_key(name);
+            let evaluation = EvaluationId(self.ids.next());
+            let command =
+                DeregisterJob { job, purge: false, evaluation, evaluation_priority: None };
+            self.ask(command.into());
+        }
+    }
+
+    fn judge_due(&mut self) {
+        let wall_s = (self.wall_ms(self.log.leader) / 1000).cast_signed();
+        let mut late = Vec::new();
+        for row in self.log.truth().jobs().iter().filter(|row| !row.stop) {
+            let Some((known, block)) = clock_of(self.log.truth(), row) else { continue };
+            // Before its first launch nobody outside knows from when on the leader counts.
+            let counts = block.enabled && known.last_due_s >= known.since_s;
+            let due_s = schedule_of(block).next_after(known.last_due_s).unwrap_or(i64::MAX);
+            if counts && due_s < wall_s - LATE_S_MAX {
+                late.push(format!("I51: {} was due at {due_s}, now is {wall_s}", row.key));
+            }
+        }
+        for one in late {
+            self.fail(one);
+        }
+    }
+}
+
+fn is_of_a_clock(command: &Command) -> bool {
+    if let Command::RegisterJob(command) = command {
+        return command.spec.periodic.is_some();
+    }
+    matches!(command, Command::ForcePeriodic(_))
+}
+
+fn clock_of<'s>(state: &'s State, row: &Job) -> Option<(Launches, &'s Periodic)> {
+    Some((row.periodic?, state.current_spec(row)?.periodic.as_ref()?))
+}
+
+fn schedule_of(block: &Periodic) -> Schedule {
+    Schedule::parse(&block.specs, &block.time_zone).expect("the lines are good ones")
+}
+
+/// Judges an entry by what it changed of jobs that the clock starts.
+pub(crate) fn judge(before: &State, applied: &Applied, found: &mut Vec<String>) {
+    let after = &applied.state;
+    let Some(proposal) = &applied.entry.proposal else { return };
+    let Command::LaunchPeriodic(LaunchPeriodic { launches }) = &proposal.command else { return };
+    let keys: BTreeSet<&JobKey> = launches.iter().map(|launch| &launch.job).collect();
+    for key in keys {
+        let rows = (before.jobs().get(key), after.jobs().get(key));
+        let (Some(old), Some(new)) = rows else { continue };
+        if let Err(broken) = judge_job((before, old), (after, new)) {
+            found.push(format!("I51: {key} {broken}"));
+        }
+    }
+}
+
+fn judge_job((before, old): (&State, &Job), (after, new): (&State, &Job)) -> Result<(), String> {
+    let own = |row: &&Arc<Job>| row.key.parent_key().as_ref() == Some(&new.key);
+    let children = after.jobs().iter().filter(own);
+    let made: Vec<_> = children.filter(|row| !before.jobs().contains(&row.key)).collect();
+    let (Some((was, block)), Some((is, _))) = (clock_of(before, old), clock_of(after, new)) else {
+        return Err("is launched and has no clock".to_owned());
+    };
+    if is == was {
+        return made.first().map_or(Ok(()), |row| Err(format!("{} is counted nowhere", row.key)));
+    }
+    if is.last_due_s <= was.last_due_s {
+        return Err(format!("is launched twice: for {} after {}", is.last_due_s, was.last_due_s));
+    }
+    let child =
+        JobKey { namespace: new.key.namespace.clone(), id: launch_id(&new.key.id, is.last_due_s) };
+    if made.len() > 1 || made.first().is_some_and(|row| row.key != child) {
+        return Err(format!("is launched twice: {} children of one due time", made.len()));
+    }
+    let overlapped = is.overlapped - was.overlapped;
+    let had_one = before.jobs().contains(&child);
+    if made.is_empty() && overlapped == 0 && !had_one {
+        return Err(format!("has no child for {}", is.last_due_s));
+    }
+    let mut alive = before.jobs().iter().filter(own).filter(|row| row.status != JobStatus::Dead);
+    let overlaps = block.prohibit_overlap && alive.next().is_some();
+    if overlaps != (overlapped == 1) || (overlaps && !made.is_empty()) {
+        return Err(format!("overlaps: {overlaps}, {} children are new", made.len()));
+    }
+    let schedule = schedule_of(block);
+    if schedule.next_after(is.last_due_s - 1) != Some(is.last_due_s) {
+        return Err(format!("is launched for {}, which is no due time", is.last_due_s));
+    }
+    // Before its first launch nobody outside knows from when on the leader counted.
+    if was.last_due_s >= is.since_s {
+        let mut at = was.last_due_s;
+        let all = std::iter::from_fn(|| {
+            at = schedule.next_after(at)?;
+            (at <= is.last_due_s).then_some(at)
+        });
+        let due = all.take(COUNTED_MAX).count() as u64;
+        let dealt_with = is.missed - was.missed + 1;
+        if due != dealt_with {
+            return Err(format!("passed {due} due times, {dealt_with} were launched or counted"));
+        }
+    }
+    Ok(())
+}
+
+/// What an entry shows of launches.
+pub(crate) fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
+    let Some(proposal) = &applied.entry.proposal else { return };
+    let taken = !matches!(applied.reply, Reply::Rejected(_));
+    if matches!(proposal.command, Command::ForcePeriodic(_)) && taken {
+        coverage.count(Event::LaunchForced);
+    }
+    let Command::LaunchPeriodic(LaunchPeriodic { launches }) = &proposal.command else { return };
+    if !taken {
+        coverage.count(Event::LaunchRefused);
+    }
+    for launch in launches.iter().filter(|_| taken) {
+        let known = |state: &State| state.jobs().get(&launch.job).and_then(|row| row.periodic);
+        let (Some(was), Some(is)) = (known(before), known(&applied.state)) else { continue };
+        coverage.count(Event::Launched);
+        if is.missed > was.missed {
+            coverage.count(Event::LaunchesMissed);
+        }
+        if is.overlapped > was.overlapped {
+            coverage.count(Event::LaunchOverlapped);
+        }
+    }
+}
