@@ -154,6 +154,7 @@ async fn stop(call: &Call, job: JobKey) -> Result<Answer, Error> {
         purge: false,
         evaluation: call.evaluation_id(),
         evaluation_priority: None,
+        no_shutdown_delay: false,
     });
     let written = call.write(command).await?;
     let mut answer = job_reply(&written);

@@ -83,7 +83,14 @@ impl World {
         let command = match dice.below(10) {
             0 if is_there => {
                 let purge = dice.percent(50);
-                DeregisterJob { job, purge, evaluation, evaluation_priority: None }.into()
+                DeregisterJob {
+                    job,
+                    purge,
+                    evaluation,
+                    evaluation_priority: None,
+                    no_shutdown_delay: false,
+                }
+                .into()
             }
             1 | 2 if is_there => {
                 let wall_s = self.wall_ms(self.log.leader) / 1000;
@@ -110,6 +117,7 @@ impl World {
             evaluation,
             evaluation_priority: None,
             submission: None,
+            preserve_counts: false,
         })
     }
 
@@ -134,8 +142,13 @@ impl World {
         for name in JOBS {
             let job = testing::job_key(name);
             let evaluation = EvaluationId(self.ids.next());
-            let command =
-                DeregisterJob { job, purge: false, evaluation, evaluation_priority: None };
+            let command = DeregisterJob {
+                job,
+                purge: false,
+                evaluation,
+                evaluation_priority: None,
+                no_shutdown_delay: false,
+            };
             self.ask(command.into());
         }
     }

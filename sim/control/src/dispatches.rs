@@ -81,6 +81,7 @@ impl World {
                     purge,
                     evaluation,
                     evaluation_priority: None,
+                    no_shutdown_delay: false,
                 })
             }
             3 => {
@@ -96,6 +97,7 @@ impl World {
                     purge,
                     evaluation,
                     evaluation_priority: None,
+                    no_shutdown_delay: false,
                 })
             }
             choice => {
@@ -125,6 +127,7 @@ impl World {
             evaluation,
             evaluation_priority: None,
             submission: None,
+            preserve_counts: false,
         })
     }
 

@@ -63,7 +63,7 @@ const SERVERS: Finder = Finder::Simulation(&[Tier::Servers]);
 const BOTH: Finder = Finder::Simulation(&[Tier::ControlPlane, Tier::Servers]);
 
 /// All of them.
-pub(super) const PLANTS: [Planted; 54] = [
+pub(super) const PLANTS: [Planted; 56] = [
     Planted::new(
         "M1",
         "skip-log-sync",

@@ -137,7 +137,7 @@ pub(super) fn unsuspend(context: &Context, arguments: &NodeArgs) -> Outcome {
 }
 
 pub(super) fn eligibility(context: &Context, arguments: &EligibilityArgs) -> Outcome {
-    let EligibilityArgs { switch, reason, node } = arguments;
+    let EligibilityArgs { switch, reason, node, yes: _ } = arguments;
     set_eligibility(context, &node.typed(context)?, reason.as_deref(), switch.enable)
 }
 

@@ -127,7 +127,7 @@ pub enum Plant {
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 54] = [
+pub const TABLE: [(Plant, &str, &str); 56] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -189,7 +189,7 @@ pub const TABLE: [(Plant, &str, &str); 54] = [
 #[cfg(feature = "plant")]
 impl Plant {
     /// Those of the pure packages: `fsm`, `leader`, `elastic` and `scheduler`.
-    pub const PURE: [Self; 38] = [
+    pub const PURE: [Self; 40] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
