@@ -154,6 +154,8 @@ impl JobSpec {
         }
         if let Some(block) = &self.periodic {
             block.check(self.kind)?;
+            // Its children's names hold their due times.
+            short("id of a periodic job", &self.key.id, limits::PERIODIC_ID_BYTES_MAX)?;
         }
         few("task groups in the job", self.groups.len(), limits::LIST_MAX)?;
         let count = self.groups.iter().map(|group| u64::from(group.count)).sum();

@@ -231,6 +231,7 @@ fn what_cannot_be_periodic_is_refused() {
     check(periodic("t", |block| block.specs = vec!["".into(); 65]), "65 lines of cron");
     check(periodic("t", |block| block.specs = vec!["*".repeat(2_000).into()]), "2000 bytes");
     check(periodic("t", |block| block.time_zone = "z".repeat(2_000).into()), "2000 bytes");
+    check(periodic(&"x".repeat(230), |_| {}), "230 bytes");
     let sysbatch = JobSpec { kind: JobKind::Sysbatch, ..periodic("t", |_| {}) };
     put(&mut driver, sysbatch);
     start(&mut driver, NIGHT, 0);
