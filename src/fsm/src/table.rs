@@ -279,10 +279,10 @@ impl<R: Row> Table<R> {
     }
 
     /// Rows with keys in a range, in key order.
-    pub fn range<'a>(
-        &'a self,
+    pub fn range(
+        &self,
         keys: impl std::ops::RangeBounds<R::Key>,
-    ) -> impl DoubleEndedIterator<Item = &'a Arc<R>> {
+    ) -> impl DoubleEndedIterator<Item = &Arc<R>> {
         self.rows.range(keys).map(|(_, slot)| &slot.row)
     }
 

@@ -352,9 +352,7 @@ impl Turn<'_> {
         if purge {
             self.check_none_waits(key)?;
         }
-        let made = if !old.is_scheduled() {
-            None
-        } else {
+        let made = if old.is_scheduled() {
             let priority = evaluation_priority.unwrap_or(old.priority);
             let mut row = Evaluation::new(
                 evaluation,
@@ -367,6 +365,8 @@ impl Turn<'_> {
             self.cancel_blocked(key, None, "the job was stopped");
             self.put_evaluation(row);
             Some(evaluation)
+        } else {
+            None
         };
         self.cancel_deployments(key, text::JOB_STOPPED);
         if no_shutdown_delay {
