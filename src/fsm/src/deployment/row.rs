@@ -211,7 +211,9 @@ impl Deployment {
     /// What is said of one that runs.
     pub(super) fn running_text(&self) -> &'static str {
         let mut waiting = self.groups.values().filter(|group| group.is_canarying()).peekable();
-        if waiting.peek().is_none() {
+        if self.status == DeploymentStatus::Paused {
+            text::PAUSED
+        } else if waiting.peek().is_none() {
             text::RUNNING
         } else if waiting.all(|group| group.auto_promote) {
             text::AUTO_PROMOTION

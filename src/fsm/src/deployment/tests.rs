@@ -208,6 +208,22 @@ fn a_rollout_goes_on_over_instances_that_have_failed() {
     assert_eq!(rollout.steps(), 1);
 }
 
+/// A promotion does not end a pause, and is not said to.
+#[test]
+fn a_paused_deployment_stays_paused_when_it_is_promoted() {
+    let mut rollout = Rollout::default();
+    rollout.stable(&version("one", 3, |_| {}));
+    let id = rollout.begin(version("two", 3, |update| update.canaries = 1), 1);
+    let canary = rollout.place(0, true);
+    rollout.driver.report_health(canary, Running, true);
+    let evaluation = rollout.driver.evaluation_id();
+    rollout.driver.accept(PauseDeployment { id, pause: true, evaluation }.into());
+    let command = promote(id, &mut rollout.driver);
+    rollout.driver.accept(command.into());
+    assert!(rollout.row(id).groups[GROUP].promoted);
+    assert_eq!(rollout.status(id), (DeploymentStatus::Paused, "Deployment is paused"));
+}
+
 /// D3: canaries wait for a person, who may promote them only when all are healthy, and once.
 #[test]
 fn healthy_canaries_are_promoted_by_hand_once() {
