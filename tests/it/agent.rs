@@ -857,8 +857,10 @@ async fn what_the_machine_and_its_tasks_use_is_told() {
             .and_then(|gauge| gauge["Value"].as_f64())
             .unwrap_or_else(|| panic!("{name}: {json:#}"))
     };
-    assert_eq!(value("nomad.client.allocations.running"), 1.0);
-    assert_eq!(value("nomad.client.tasks.running"), 1.0);
+    for name in ["allocations", "tasks"] {
+        let running = value(&format!("nomad.client.{name}.running"));
+        assert!((running - 1.0).abs() < 0.1, "{name}: {running}");
+    }
     for name in ["uptime", "host.memory.total", "host.disk.size", "host.cpu.total_ticks"] {
         assert!(value(&format!("nomad.client.{name}")) > 0.0, "{name}");
     }
