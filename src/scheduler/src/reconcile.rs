@@ -3,7 +3,7 @@
 //! Looks at allocations and counts only; where instances go is decided by [`crate::stack`]. Invariant: a name that is placed is not live, or its holder is
 //! stopped by the same plan.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, JobKind, Liveness, TaskGroup, TimeMs,
@@ -381,8 +381,8 @@ impl<'a> Of<'a, '_> {
     }
 }
 
-/// Stops what is more than `wanted`: migrating ones first, then those of older versions, first those whose names promoted canaries have, then the
-/// highest names.
+/// Stops what is more than `wanted`: migrating ones first, then those of older versions, first those whose names others have that stay (promoted
+/// canaries of the version, or else the older one), then the highest names.
 fn drop_excess<'a>(
     sorted: &mut Sorted<'a>,
     wanted: usize,
@@ -393,9 +393,17 @@ fn drop_excess<'a>(
         |allocation: &Allocation| (allocation.job_create_index, allocation.job_version) == version;
     let current = sorted.kept.iter().filter(|allocation| is_current(allocation));
     let names: BTreeSet<u32> = current.map(|allocation| allocation.name_index).collect();
+    let mut first: BTreeMap<u32, (u64, AllocationId)> = BTreeMap::new();
+    for allocation in &sorted.kept {
+        let age = (allocation.create_index, allocation.id);
+        let oldest = first.entry(allocation.name_index).or_insert(age);
+        *oldest = age.min(*oldest);
+    }
     sorted.kept.sort_by_key(|allocation| {
         let outdated = !is_current(allocation);
-        let has_successor = outdated && names.contains(&allocation.name_index);
+        let age = (allocation.create_index, allocation.id);
+        let is_second = first.get(&allocation.name_index) != Some(&age);
+        let has_successor = outdated && (is_second || names.contains(&allocation.name_index));
         (outdated, has_successor, allocation.name_index, allocation.id)
     });
     let mut excess = (sorted.kept.len() + sorted.migrating.len()).saturating_sub(wanted);

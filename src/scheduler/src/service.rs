@@ -176,8 +176,12 @@ impl<'a> Work<'a> {
         let spec = self.spec;
         let mut destructive = Vec::with_capacity(changes.len());
         let mut released = Vec::new();
-        for (number, (group, own)) in spec.groups.iter().zip(changes.iter()).enumerate() {
-            destructive.push(self.update_in_place(number, group, &own.outdated, &mut released));
+        for (number, (group, own)) in spec.groups.iter().zip(changes.iter_mut()).enumerate() {
+            let replaced = self.update_in_place(number, group, &own.outdated, &mut released);
+            let stay =
+                own.outdated.iter().filter(|row| replaced.iter().all(|one| one.id != row.id));
+            own.current_names.extend(stay.map(|row| row.name_index));
+            destructive.push(replaced);
         }
         if let Some(stack) = &mut self.stack {
             for allocation in released {

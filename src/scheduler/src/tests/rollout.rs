@@ -279,3 +279,31 @@ fn an_older_version_evicts_nothing() {
     assert_eq!(plan.placements.len(), 1, "{plan:?}");
     assert!(plan.placements[0].canary && !plan.placements[0].preempts.is_empty(), "{plan:?}");
 }
+
+/// A rollout that is failed after its promotion, and taken back: the promoted canary has the name of an instance that goes on, and only one of both stays.
+#[test]
+fn a_promoted_canary_that_is_taken_back_leaves_its_name() {
+    for count in [3, 4] {
+        let mut cluster = Cluster::with_nodes(20);
+        let mut spec = service(3, 1, 1);
+        spec.groups[0].update.as_mut().unwrap().auto_revert = true;
+        cluster.run(&spec);
+        let next = next(&spec, "two");
+        cluster.register(&next);
+        let plan = cluster.plan(&next, Trigger::JobRegister);
+        cluster.begin(&plan);
+        healthy(&mut cluster, &plan);
+        act(&mut cluster, &next, "promote");
+        act(&mut cluster, &next, "fail");
+        // Back to the first version; the second time somebody has asked for one more meanwhile.
+        spec.groups[0].count = count;
+        if count > 3 {
+            cluster.register(&spec);
+        }
+        let plan = cluster.plan(&spec, Trigger::DeploymentWatcher);
+        cluster.apply(&plan);
+        let version = cluster.state.jobs().get(&spec.key).unwrap().version;
+        let expected: Vec<u32> = (0..count).collect();
+        assert_eq!(names(&cluster, &spec, version), expected);
+    }
+}
