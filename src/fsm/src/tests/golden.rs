@@ -557,25 +557,10 @@ pub(super) fn commands() -> Vec<Command> {
 fn last(evaluation: EvaluationId) -> Vec<Command> {
     vec![
         Command::DeleteEvaluations(DeleteEvaluations { ids: vec![evaluation] }),
-        Command::DispatchJob(DispatchJob {
-            parent: job_key("t"),
-            children: vec![Dispatched {
-                id: "t/dispatch-1700000000-0123abcd".into(),
-                payload: vec![1, 2],
-                meta: BTreeMap::from([("key".into(), "value".into())]),
-                priority: Some(60),
-                token: "once".into(),
-                evaluation,
-            }],
-        }),
+        dispatch(evaluation),
         scaling::command(),
         Command::ExpireRuns(ExpireRuns { ids: vec![AllocationId([28; 16])] }),
-        Command::StopChildren(StopChildren {
-            parent: job_key("t"),
-            children: vec![job_key("t/dispatch-1700000000-0123abcd")],
-            purge: true,
-            evaluation_ids: vec![evaluation],
-        }),
+        stop_children(evaluation),
         Command::LaunchPeriodic(LaunchPeriodic {
             launches: vec![Launch {
                 job: job_key("t"),
@@ -676,6 +661,29 @@ fn command_name(command: &Command) -> &'static str {
         Command::LaunchPeriodic(_) => "launch-periodic",
         Command::ForcePeriodic(_) => "force-periodic",
     }
+}
+
+fn dispatch(evaluation: EvaluationId) -> Command {
+    Command::DispatchJob(DispatchJob {
+        parent: job_key("t"),
+        children: vec![Dispatched {
+            id: "t/dispatch-1700000000-0123abcd".into(),
+            payload: vec![1, 2],
+            meta: BTreeMap::from([("key".into(), "value".into())]),
+            priority: Some(60),
+            token: "once".into(),
+            evaluation,
+        }],
+    })
+}
+
+fn stop_children(evaluation: EvaluationId) -> Command {
+    Command::StopChildren(StopChildren {
+        parent: job_key("t"),
+        children: vec![job_key("t/dispatch-1700000000-0123abcd")],
+        purge: true,
+        evaluation_ids: vec![evaluation],
+    })
 }
 
 fn collection() -> Command {
