@@ -196,6 +196,8 @@ impl Account {
         if let Some(proposal) = &applied.entry.proposal
             && let Command::DispatchJob(command) = &proposal.command
             && let Reply::Dispatched(answers) = &applied.reply
+            // An answer from the session is that of the first time.
+            && !proposal.request.is_some_and(|request| before.sessions().contains(&request.id))
         {
             self.answered(after, command, answers, coverage, found);
         }

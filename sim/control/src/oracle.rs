@@ -243,8 +243,8 @@ fn is_counted(state: &State, row: &Allocation) -> bool {
         JobKind::System => false,
     };
     let is_run_once = matches!(job.kind, JobKind::Batch | JobKind::Sysbatch);
-    let is_ended = row.may_stay_ended(is_run_once) && row.is_ended_by_request();
-    let counts = counts || (current && is_ended);
+    let is_ended = current && row.may_stay_ended(is_run_once) && row.is_ended_by_request();
+    let counts = counts || (is_ended && !is_run_once);
     counts && !replaced && (is_ended || row.desired == fsm::allocation::DesiredStatus::Run)
 }
 

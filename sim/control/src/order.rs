@@ -101,11 +101,12 @@ pub(crate) fn judge_leases(
     leases: &[Lease],
     history: &History,
 ) -> Option<String> {
+    let in_turns = history.in_turns || ready.iter().any(|one| one.job.parent().is_some());
     for one in ready {
         for lease in leases.iter().take_while(|lease| lease.evaluation.id != one.id) {
             let given = history.priority_of(lease);
             let younger = lease.evaluation.create_index > one.create_index;
-            if given < one.priority || (given == one.priority && younger && !history.in_turns) {
+            if given < one.priority || (given == one.priority && younger && !in_turns) {
                 return Some(format!(
                     "I26: {} of priority {given} is leased before {one:?}",
                     lease.evaluation.id

@@ -115,12 +115,12 @@ impl World {
     fn quieten(&mut self, dice: &mut Dice) {
         let (began, mut changed_at, mut rounds) = (self.clock_ms, self.clock_ms, 0);
         while self.clock_ms - began < QUIET_MS_MAX && self.failures.is_empty() {
-            rounds += 1;
-            if rounds > ROUNDS_MAX {
-                self.fail("liveness: something goes round and round".to_owned());
-                return;
-            }
             if self.round(dice) {
+                rounds += 1;
+                if rounds > ROUNDS_MAX {
+                    self.fail("liveness: something goes round and round".to_owned());
+                    return;
+                }
                 changed_at = self.clock_ms;
                 continue;
             }

@@ -434,7 +434,13 @@ impl World {
             let drains = self.driver.state.nodes().iter().any(|node| node.drain.is_some());
             let ends =
                 |row: &Arc<fsm::Allocation>| row.is_server_terminal() && !row.client.is_terminal();
-            if idle && !drains && !self.driver.state.allocations().iter().any(ends) {
+            let state = &self.driver.state;
+            let waits = |row: &Arc<fsm::Allocation>| {
+                let own = row.deployment.filter(|own| own.health.is_none());
+                let active = own.and_then(|own| state.deployments().get(&own.id));
+                row.is_live() && active.is_some_and(|row| row.is_active())
+            };
+            if idle && !drains && !state.allocations().iter().any(|row| ends(row) || waits(row)) {
                 return;
             }
             self.driver.now += 5_000;

@@ -228,8 +228,21 @@ impl<'a> Work<'a> {
             }
             own.hold(version, self.rollout.takes_canaries());
             if let Some(update) = self.rollout.strategy(group).filter(|_| begins) {
-                let canaries = (0..update.canaries).map(|name| PlaceWish::new(name, true));
-                own.placements.extend(canaries);
+                // With names of those that are to be replaced: others keep theirs.
+                let mut names: Vec<u32> = destructive[number]
+                    .iter()
+                    .map(|row| row.name_index)
+                    .filter(|name| !own.current_names.contains(name))
+                    .collect();
+                names.sort_unstable();
+                names.dedup();
+                let free = (0..).filter(|name| !own.current_names.contains(name));
+                let more: Vec<u32> = free
+                    .filter(|name| !names.contains(name))
+                    .take(update.canaries as usize)
+                    .collect();
+                let canaries = names.into_iter().chain(more).take(update.canaries as usize);
+                own.placements.extend(canaries.map(|name| PlaceWish::new(name, true)));
             }
         }
         if is_needed && !self.rollout.is_begun() {

@@ -206,8 +206,13 @@ impl Ending<'_> {
         let is_held = self.is_held(group);
         let may_be_old = is_held || self.waits_for_health(group);
         for node in self.state.nodes().iter().filter(|node| in_service(node)) {
-            let done = self.job.kind == JobKind::Sysbatch
-                && self.rows(group).any(|row| row.node == node.id && has_ended(row));
+            let is_done = |row: &Allocation| {
+                let is_run_once = self.job.kind == JobKind::Sysbatch && has_ended(row);
+                // A user ended it, and does not want another before the job changes.
+                let is_over = row.may_stay_ended(false) && row.is_ended_by_request();
+                is_run_once || (is_over && self.is_current(row))
+            };
+            let done = self.rows(group).any(|row| row.node == node.id && is_done(row));
             let missing = wanted && !is_held && !done && !live.contains_key(&node.id);
             if missing && !forgiven.contains(&node.id) && self.has_room(node, group) {
                 out.push(Broken("I39", format!("{key} does not run on {}", node.id)));

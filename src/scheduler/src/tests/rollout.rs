@@ -302,6 +302,12 @@ fn a_promoted_canary_that_is_taken_back_leaves_its_name() {
         }
         let plan = cluster.plan(&spec, Trigger::DeploymentWatcher);
         cluster.apply(&plan);
+        if count > 3 {
+            // What is left of the other version is replaced after a canary.
+            act(&mut cluster, &spec, "promote");
+            let plan = cluster.plan(&spec, Trigger::DeploymentWatcher);
+            cluster.apply(&plan);
+        }
         let version = cluster.state.jobs().get(&spec.key).unwrap().version;
         let expected: Vec<u32> = (0..count).collect();
         assert_eq!(names(&cluster, &spec, version), expected);
