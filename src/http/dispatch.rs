@@ -35,10 +35,8 @@ pub(super) async fn one(call: &Call, target: &Target) -> Result<Answer, Error> {
     child.evaluation = call.evaluation_id();
     let children = vec![child];
     let written = call.write(DispatchJob { parent: parent.clone(), children }.into()).await?;
-    let answer = match &written.reply {
-        Reply::Dispatched(answers) => answers.first(),
-        _ => None,
-    };
+    let answer =
+        if let Reply::Dispatched(answers) = &written.reply { answers.first() } else { None };
     let answer = answer.ok_or_else(|| Error::internal("a dispatch has no answer".to_owned()))?;
     let shown = shown(&parent, answer).map_err(Error::from)?;
     call.answer_write(&written, shown)
@@ -72,13 +70,14 @@ pub(super) async fn many(call: &Call, target: &Target) -> Result<Answer, Error> 
         let command = DispatchJob { parent: parent.clone(), children: part.clone() };
         // Tokens say what was done before: an entry has no key of its own.
         let written = call.write_unkeyed(Command::DispatchJob(command)).await?;
-        match &written.reply {
-            Reply::Dispatched(made) if made.len() == part.len() => answers.extend(made.clone()),
-            _ => {
-                let timeout = call.options.timeout;
-                let state = call.api.read(ReadMode::Stale, written.index, timeout).await?.state;
-                answers.extend(part.iter().map(|child| found_again(&state, &parent, child)));
-            }
+        if let Reply::Dispatched(made) = &written.reply
+            && made.len() == part.len()
+        {
+            answers.extend(made.clone());
+        } else {
+            let timeout = call.options.timeout;
+            let state = call.api.read(ReadMode::Stale, written.index, timeout).await?.state;
+            answers.extend(part.iter().map(|child| found_again(&state, &parent, child)));
         }
         last = Some(written);
     }
@@ -262,7 +261,7 @@ mod tests {
         assert_eq!(lengths((0..1000).map(|_| child(10)).collect()), [1000]);
         let full = (16 << 10) + DISPATCH_BYTES;
         let each = ENTRY_BYTES_MAX / full;
-        assert_eq!(lengths((0..2 * each + 1).map(|_| child(16 << 10)).collect()), [each, each, 1]);
+        assert_eq!(lengths((0..=2 * each).map(|_| child(16 << 10)).collect()), [each, each, 1]);
         assert_eq!(lengths(vec![child(ENTRY_BYTES_MAX * 2), child(1)]), [1, 1]);
         let cut = entries((0..100).map(|number| child(number * 200)).collect());
         let sizes: Vec<usize> = cut.iter().flatten().map(|child| child.payload.len()).collect();

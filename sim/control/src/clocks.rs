@@ -97,12 +97,12 @@ impl World {
                 ForcePeriodic { job, due_s: wall_s.cast_signed(), evaluation }.into()
             }
             3.. if is_there => return,
-            _ => self.register_clock(name, evaluation, &mut dice),
+            _ => Self::register_clock(name, evaluation, &mut dice),
         };
         self.ask(command);
     }
 
-    fn register_clock(&mut self, name: &str, evaluation: EvaluationId, dice: &mut Dice) -> Command {
+    fn register_clock(name: &str, evaluation: EvaluationId, dice: &mut Dice) -> Command {
         let block = Periodic {
             enabled: dice.percent(90),
             specs: vec![dice.pick(&LINES).unwrap_or(LINES[0]).into()],

@@ -46,7 +46,7 @@ impl Stage {
             assert!(rows.len() <= 100);
             ids.extend(rows.iter().map(|row| text(row, "ID").to_owned()));
             match next {
-                Some(next) => token = next.to_str().unwrap().to_owned(),
+                Some(next) => next.to_str().unwrap().clone_into(&mut token),
                 None => return ids,
             }
         }
@@ -222,7 +222,7 @@ fn a_batch_dispatches_many_at_once() {
     let mut newest_first = stage.pages("many", "&reverse=true");
     newest_first.reverse();
     assert_eq!(newest_first, pages);
-    println!("a dispatch alone takes {each_single:?}, one of a batch {each_of_many:?}");
+    eprintln!("a dispatch alone takes {each_single:?}, one of a batch {each_of_many:?}");
     assert!(each_single > each_of_many * 5, "{each_single:?} alone, {each_of_many:?} of a batch");
     let refused = stage.client.delete("/v1/job/many?purge=true");
     assert!(refused.text.contains("1048 children of job \"many\" wait"), "{}", refused.text);
@@ -253,7 +253,7 @@ fn failing_children_neither_storm_nor_starve_another_job() {
     let single = began.elapsed();
     let left = stage.counts("fails")["Dead"].as_u64().unwrap();
     stage.await_dead("fails", COUNT as u64);
-    println!(
+    eprintln!(
         "placed in {single:?} beside {COUNT} failing children, {left} of them over; all over after {:?}",
         began.elapsed()
     );

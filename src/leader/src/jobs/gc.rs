@@ -517,14 +517,12 @@ mod tests {
     /// One that may not go yet keeps none of the others.
     #[test]
     fn a_large_family_is_collected_in_batches() {
-        let mut driver = Driver::default();
-        driver.checked = false;
+        let mut driver = Driver { checked: false, ..Driver::default() };
         let count = 2 * u32::try_from(limits::GC_BATCH_MAX).expect("small") + 5;
         family(&mut driver, count);
         let commands = GarbageCollector::forced(driver.now, &driver.state);
-        let named = |command: &Command| match command {
-            Command::CollectGarbage(command) => command.jobs.len(),
-            _ => 0,
+        let named = |command: &Command| {
+            if let Command::CollectGarbage(command) = command { command.jobs.len() } else { 0 }
         };
         let named: Vec<usize> = commands.iter().map(named).collect();
         assert_eq!(named.iter().sum::<usize>(), count as usize);

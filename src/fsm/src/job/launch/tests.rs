@@ -78,13 +78,13 @@ fn a_launch_makes_a_child_of_its_due_time_with_its_evaluation() {
     let mut driver = with_job(|_| {});
     assert_eq!(driver.open_evaluations("t"), [], "a parent is never evaluated");
     assert_eq!(driver.job_row("t").status, JobStatus::Running);
-    let since_s = i64::try_from(START_MS / 1000).unwrap();
+    let since_s = i64::try_from(START_MS / 1000).expect("small");
     assert_eq!(launches(&driver), Launches { since_s, ..Launches::default() });
     start(&mut driver, NIGHT, 2);
     let made = children(&driver);
     assert_eq!(made.len(), 1);
     assert_eq!(&*made[0].key.id, "t/periodic-2000000000");
-    let spec = driver.state.current_spec(made[0]).unwrap();
+    let spec = driver.state.current_spec(made[0]).expect("its spec");
     assert!(spec.periodic.is_none() && spec.dispatch.is_none());
     assert_eq!(&*spec.name, "t/periodic-2000000000");
     let [id] = driver.open_evaluations("t/periodic-2000000000")[..] else { panic!() };
