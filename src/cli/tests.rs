@@ -553,7 +553,9 @@ fn flags_that_are_not_built_are_named() {
         .on(&format!("PUT /v1/allocation/{ALLOCATION}/stop"), &json!({"EvalID": EVALUATION}))
         .on(&format!("PUT /v1/node/{NODE_B}/drain"), &json!({}))
         .start();
-    for (line, flag) in [("job status -evals web", "evals"), ("alloc logs -job web", "job")] {
+    for (line, flag) in
+        [("job run -policy-override web.hcl", "policy-override"), ("node status -ui", "ui")]
+    {
         let ran = server.run(line);
         let named = ran.err.contains(&format!("not built yet: -{flag}, a flag of Nomad's"));
         assert!(ran.code == 1 && named, "{line}: {}{}", ran.out, ran.err);
