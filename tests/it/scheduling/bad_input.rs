@@ -120,7 +120,7 @@ fn paths() -> Vec<Case> {
             "alloc",
         ),
         ("PUT", "/v1/job/nothing/evaluate", b"{}".to_vec(), 404, "job"),
-        ("PUT", "/v1/job/web/scale", b"{}".to_vec(), 501, "not supported"),
+        ("GET", "/v1/job/web/services", Vec::new(), 501, "not supported"),
     ]
 }
 

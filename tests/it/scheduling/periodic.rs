@@ -105,6 +105,7 @@ fn a_periodic_job_is_forced_shown_and_stopped() {
     assert!(!text(&made, "EvalID").is_empty() && made["EvalCreateIndex"].as_u64() > Some(0));
     let child = stage.launched("nightly").first().copied().unwrap();
     let child = format!("nightly/periodic-{child}");
+    stage.await_evaluation(text(&made, "EvalID"));
     let ended = stage.await_ended(&child);
     assert_eq!(text(&ended[0], "ClientStatus"), "complete", "{ended:?}");
     let row = stage.client.get(&format!("/v1/job/{child}")).ok();
