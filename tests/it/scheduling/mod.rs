@@ -17,6 +17,7 @@ mod lives;
 mod metrics;
 mod node_life;
 mod nodes;
+mod nomad_cli;
 mod periodic;
 mod pools;
 mod programs;
