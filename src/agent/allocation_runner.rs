@@ -153,13 +153,27 @@ impl AllocationRunner {
         self.changed |= out.len() > before;
     }
 
-    /// The job has another version, which the allocation is of as it runs.
+    /// The servers have said what it is to be: of another version of the job as it runs, after a start of the agent, or without the shutdown delays that
+    /// it waits for.
     pub(crate) fn revise(&mut self, policy: &GroupPolicy, now: Moment) {
-        self.limit.revise(policy.max_run_ms);
+        if let Stopping::Delay(until_ms) = &mut self.stopping
+            && policy.shutdown_delay_ms == 0
+        {
+            *until_ms = now.since_boot_ms.min(*until_ms);
+        }
+        for (task, policy) in self.tasks.iter_mut().zip(&policy.tasks) {
+            task.revise(policy, now);
+        }
+        self.changed |= self.limit.revise(policy.max_run_ms);
         if self.health.revise(policy.health, now) {
             self.watch_health(now);
             self.changed = true;
         }
+    }
+
+    /// The agent has started again: how long the run may take is for the servers to say.
+    pub(crate) fn resumed(&mut self, now: Moment) {
+        self.limit.hold(now);
     }
 
     fn watch_health(&mut self, now: Moment) {
@@ -873,6 +887,38 @@ mod tests {
         assert_eq!(bench.health(), (2, Some(true)));
         bench.stop();
         assert_eq!(bench.health(), (2, Some(true)));
+    }
+
+    /// Another run time is stored, and reported with it; a repeated one is not.
+    #[test]
+    fn another_run_time_is_a_change() {
+        let mut bench = watched(&["a"], 1);
+        bench.runner.take_changed();
+        bench.runner.revise(&bench.policy, bench.now);
+        assert!(!bench.runner.take_changed());
+        bench.policy.max_run_ms = 5_000;
+        bench.runner.revise(&bench.policy, bench.now);
+        assert!(bench.runner.take_changed());
+    }
+
+    /// A stop that waits for the delays of group and task ends at once when they are taken away.
+    #[test]
+    fn a_stop_goes_on_when_its_delays_are_taken_away() {
+        let mut bench = watched(&["a"], 1);
+        bench.policy.shutdown_delay_ms = 60_000;
+        bench.policy.tasks[0].shutdown_delay_ms = 60_000;
+        bench.stop();
+        let due = bench.runner.next_deadline().unwrap();
+        assert!(due >= bench.now.since_boot_ms + 60_000, "the group's delay");
+        bench.policy.shutdown_delay_ms = 0;
+        bench.runner.revise(&bench.policy, bench.now);
+        assert_eq!(bench.runner.next_deadline(), Some(bench.now.since_boot_ms));
+        bench.after(0);
+        assert!(bench.runner.next_deadline() > Some(bench.now.since_boot_ms), "the task's delay");
+        bench.policy.tasks[0].shutdown_delay_ms = 0;
+        bench.runner.revise(&bench.policy, bench.now);
+        bench.after(0);
+        assert_eq!(bench.runner.tasks()[0].phase, Phase::Killing);
     }
 
     /// After a boot nothing of the old clock counts.

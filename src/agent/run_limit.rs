@@ -10,6 +10,9 @@ use super::time::Moment;
 /// What the servers are told of an allocation that ran too long.
 pub(crate) const RUN_TIME_OVER: &str = fsm::allocation::RUN_TIME_OVER;
 
+/// How long a run goes on at most, after a start of the agent, until the servers have said how long it may take. By then they end it themselves.
+const HOLD_MS: u64 = 30_000;
+
 /// The watch over one allocation's run. Times are ms.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RunLimit {
@@ -21,6 +24,9 @@ pub(crate) struct RunLimit {
     before_ms: u64,
     began_wall_ms: u64,
     is_over: bool,
+    /// Since boot; the run does not end before.
+    #[serde(skip)]
+    held_until_ms: u64,
 }
 
 impl RunLimit {
@@ -30,9 +36,16 @@ impl RunLimit {
         Self { max_ms, began_ms, began_wall_ms, ..Self::default() }
     }
 
-    /// The job has another version.
-    pub(crate) fn revise(&mut self, max_ms: u64) {
-        self.max_ms = max_ms;
+    /// The servers have said which version of the job it is of. Whether that gives the run another length, which is to be stored.
+    pub(crate) fn revise(&mut self, max_ms: u64) -> bool {
+        self.held_until_ms = 0;
+        std::mem::replace(&mut self.max_ms, max_ms) != max_ms
+    }
+
+    /// The agent has started again, and a version that gives the run more time may have come meanwhile: the run goes on until the servers are heard, or
+    /// [`HOLD_MS`] are over.
+    pub(crate) fn hold(&mut self, now: Moment) {
+        self.held_until_ms = now.since_boot_ms.saturating_add(HOLD_MS);
     }
 
     /// The allocation has failed before: that is the reason of its end.
@@ -51,7 +64,8 @@ impl RunLimit {
     /// When the run is over, in time since boot; none: it has no bound, or is over.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         let left_ms = self.max_ms.saturating_sub(self.before_ms);
-        (self.max_ms > 0 && !self.is_over).then(|| self.began_ms.saturating_add(left_ms))
+        let due = self.began_ms.saturating_add(left_ms).max(self.held_until_ms);
+        (self.max_ms > 0 && !self.is_over).then_some(due)
     }
 
     /// Whether the run is over now, for the first time.
@@ -80,7 +94,7 @@ mod tests {
         let mut limit = RunLimit::new(100, at(1_000, 0));
         assert_eq!(limit.next_deadline(), Some(1_100));
         assert!(!limit.ends(at(1_099, 0)));
-        limit.revise(200);
+        assert!(limit.revise(200));
         assert!(!limit.ends(at(1_150, 0)), "the job was given more time");
         assert!(limit.ends(at(1_200, 0)) && limit.is_over());
         assert!(!limit.ends(at(1_300, 0)), "it has ended already");
@@ -89,6 +103,18 @@ mod tests {
         let mut failed = RunLimit::new(100, at(0, 0));
         failed.disarm();
         assert!(!failed.ends(at(500, 0)));
+    }
+
+    #[test]
+    fn after_a_restart_the_servers_are_heard_first() {
+        let mut limit = RunLimit::new(100, at(1_000, 0));
+        limit.hold(at(2_000, 0));
+        assert_eq!(limit.next_deadline(), Some(2_000 + HOLD_MS));
+        let mut longer = limit.clone();
+        assert!(longer.revise(5_000));
+        assert_eq!(longer.next_deadline(), Some(6_000));
+        assert!(!limit.revise(100));
+        assert!(limit.ends(at(2_000, 0)), "nobody gave it more time");
     }
 
     #[test]

@@ -266,6 +266,9 @@ impl Shell {
             }
         }
         let now = self.shared.clock.now();
+        if matches!(origin, Origin::Stored { .. }) {
+            self.runner.resumed(now);
+        }
         match origin {
             Origin::New => self.runner.start(now, &mut self.actions),
             Origin::Stored { suspended, booted } if suspended || booted => {

@@ -496,6 +496,15 @@ impl TaskRunner {
         }
     }
 
+    /// The servers have said what it is to be. A delay that was taken away is over.
+    pub(crate) fn revise(&mut self, policy: &TaskPolicy, now: Moment) {
+        if let Phase::ShutdownDelay { until_ms } = &mut self.phase
+            && policy.shutdown_delay_ms == 0
+        {
+            *until_ms = now.since_boot_ms.min(*until_ms);
+        }
+    }
+
     /// Somebody wants it to run anew. False: it does not run.
     pub(crate) fn restart(
         &mut self,

@@ -154,8 +154,12 @@ impl JobSpec {
         }
         if let Some(block) = &self.periodic {
             block.check(self.kind)?;
-            // Its children's names hold their due times.
-            short("id of a periodic job", &self.key.id, limits::PERIODIC_ID_BYTES_MAX)?;
+        }
+        if self.parameterized.is_some() || self.periodic.is_some() {
+            // The names of its children begin with it.
+            let kind = if self.periodic.is_some() { "periodic" } else { "parameterized" };
+            let what = format!("id of a {kind} job");
+            short(&what, &self.key.id, limits::PARENT_ID_BYTES_MAX)?;
         }
         few("task groups in the job", self.groups.len(), limits::LIST_MAX)?;
         let count = self.groups.iter().map(|group| u64::from(group.count)).sum();

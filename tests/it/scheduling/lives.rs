@@ -1,10 +1,12 @@
 //! Jobs that grow, shrink, stop, start and restart, by the command line on real servers and agents.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
-use super::{SECOND, Stage, group, ids, job, task};
+use super::{SECOND, Stage, group, ids, job, run_script, task};
 use crate::{
-    harness::{Agent, PATIENCE, wait_until},
+    harness::{Agent, Options, PATIENCE, wait_until},
     recompute::text,
 };
 
@@ -156,5 +158,29 @@ fn a_batch_instance_that_runs_too_long_is_complete_and_not_run_again() {
     }
     stage.done(&["job", "eval", "sum"]);
     assert_eq!(stage.allocations("sum").len(), 2);
+    stage.finish();
+}
+
+/// A version that gives the run more time counts, also when it came while the agent was down.
+#[test]
+fn an_agent_that_starts_again_asks_how_long_a_run_may_take() {
+    let stage = Stage::of(Options::new(1).with("heartbeat.ttl_min_ms", 60_000));
+    let mut agent = stage.node("n1", &[]);
+    let mut long = job("batch", "sum", 1);
+    run_script(&mut long, "sleep 1000");
+    group(&mut long)["MaxRunDuration"] = (SECOND * 3).into();
+    stage.schedule(&long);
+    let before = stage.await_running("sum", 1);
+    let began = Instant::now();
+    agent.kill();
+    group(&mut long)["MaxRunDuration"] = (SECOND * 3600).into();
+    stage.schedule(&long);
+    wait_until("the first run time is over", PATIENCE, || began.elapsed() > Duration::from_secs(4));
+    agent.restart();
+    let id = text(&before[0], "ID");
+    wait_until("its task is restarted", PATIENCE, || {
+        stage.quorate(&["alloc", "restart", id]).0 == 0
+    });
+    assert_eq!(ids(&stage.await_running("sum", 1)), [id]);
     stage.finish();
 }

@@ -208,6 +208,12 @@ impl Turn<'_> {
             row.transition.no_shutdown_delay |= no_shutdown_delay;
             row.server_modify_index = self.index;
             self.put_allocation(row);
+        } else if no_shutdown_delay && !old.client.is_terminal() {
+            // It is to end already, and may wait for its delay.
+            let mut row = (*old).clone();
+            row.transition.no_shutdown_delay = true;
+            row.server_modify_index = self.index;
+            self.put_allocation(row);
         }
         let mut row = Evaluation::new(
             evaluation,

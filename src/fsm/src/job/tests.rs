@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    allocation::{ClientStatus, Replacement},
+    allocation::{ClientStatus, Replacement, StopAllocation},
     command::{Command, Rejection, Reply},
     evaluation::{EvaluationStatus, EvaluationUpdate, Trigger, UpdateEvaluations},
     id::{EvaluationId, Index},
@@ -101,6 +101,56 @@ fn a_stop_without_delay_is_told_to_what_would_wait() {
         let marked = [at_once, late].map(|id| driver.allocation(id).transition.no_shutdown_delay);
         assert_eq!(marked, [false, true]);
     }
+}
+
+/// What is to end already, and waits for its delay, is told as well: by a stop of the job and by one of the instance.
+#[test]
+fn a_second_stop_without_delay_reaches_what_waits_for_it() {
+    for of_job in [true, false] {
+        let mut driver = Driver::default();
+        let node = driver.node("a");
+        let mut spec = job("t", JobKind::Service, 1);
+        spec.groups[0].shutdown_delay_ms = 5_000;
+        driver.register_job(spec);
+        let id = driver.run("t", 0, node);
+        let stop = |driver: &mut Driver, no_shutdown_delay| DeregisterJob {
+            job: job_key("t"),
+            purge: false,
+            evaluation: driver.evaluation_id(),
+            evaluation_priority: None,
+            no_shutdown_delay,
+        };
+        let first = stop(&mut driver, false);
+        let evaluation = first.evaluation;
+        driver.accept(Command::DeregisterJob(first));
+        let plan = driver.plan(evaluation).stopping(id, None);
+        assert!(driver.commit_plan(plan).outcome_taken);
+        assert!(!driver.allocation(id).transition.no_shutdown_delay);
+        if of_job {
+            let again = stop(&mut driver, true);
+            driver.accept(Command::DeregisterJob(again));
+        } else {
+            let evaluation = driver.evaluation_id();
+            driver.accept(Command::StopAllocation(StopAllocation {
+                id,
+                replacement: Replacement::ByKind,
+                no_shutdown_delay: true,
+                evaluation,
+            }));
+        }
+        assert!(driver.allocation(id).transition.no_shutdown_delay);
+    }
+}
+
+/// The names of children begin with their parent's.
+#[test]
+fn an_id_that_leaves_no_room_for_children_is_refused() {
+    let long = "x".repeat(limits::PARENT_ID_BYTES_MAX + 1);
+    let block = Parameterized::default();
+    let mut spec = JobSpec { parameterized: Some(block), ..job(&long, JobKind::Batch, 1) };
+    assert!(spec.check().unwrap_err().contains("id of a parameterized job"));
+    spec.parameterized = None;
+    assert_eq!(spec.check(), Ok(()));
 }
 
 /// A job's text goes with its version, and one that is too long comes in by no way.

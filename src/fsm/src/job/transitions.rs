@@ -449,7 +449,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Marks the live allocations of a job that would end with a delay.
+    /// Marks the allocations of a job that would end with a delay, or wait for it already.
     fn drop_shutdown_delays(&mut self, key: &JobKey) {
         let has_delay = |row: &Allocation| {
             let spec = self.state.allocation_spec(row);
@@ -459,7 +459,8 @@ impl Turn<'_> {
             })
         };
         let rows = self.state.allocations_of_job(key);
-        let rows: Vec<_> = rows.filter(|row| row.is_live() && has_delay(row)).cloned().collect();
+        let rows: Vec<_> =
+            rows.filter(|row| !row.client.is_terminal() && has_delay(row)).cloned().collect();
         for row in rows {
             let mut row = (*row).clone();
             row.transition.no_shutdown_delay = true;
