@@ -305,7 +305,7 @@ fn version() -> String {
     format!("Quorate v{}", crate::version::QUORATE)
 }
 
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
+pub(super) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 

@@ -940,7 +940,7 @@ fn examples_are_hcl_of_every_job_type() {
         types.push(job["type"].as_str().unwrap().to_owned());
     }
     types.sort();
-    assert_eq!(types, ["batch", "service", "service", "sysbatch", "system"]);
+    assert_eq!(types, ["batch", "batch", "batch", "service", "service", "sysbatch", "system"]);
 }
 
 #[test]

@@ -134,9 +134,13 @@ async fn fail(call: Call) -> Result<Answer, Error> {
 }
 
 async fn pause(call: Call) -> Result<Answer, Error> {
-    let body = call.json()?;
+    let body = call.json_required()?;
     let fields = Fields::of(&body)?;
     let id = target(&call, &fields)?;
+    // Without it a slip would resume what was paused.
+    if fields.value("Pause").is_none() {
+        return Err(Error::bad("Pause must be specified: true or false"));
+    }
     let evaluation = call.evaluation_id();
     write(&call, PauseDeployment { id, pause: fields.flag("Pause")?, evaluation }).await
 }

@@ -85,10 +85,7 @@ fn is_tagged(row: &JobVersion, name: &str) -> bool {
 pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
-    if fields.text("JobID")?.is_some_and(|id| !id.is_empty() && id != target.id) {
-        return Err(Error::bad("JobID not same as job in request path"));
-    }
-    let version = fields.number("JobVersion")?.unwrap_or(0);
+    let version = named_version(&fields, target)?;
     let enforced = fields.number("EnforcePriorVersion")?;
     let key = target.key(call)?;
     let snapshot = call.read().await?;
@@ -109,6 +106,18 @@ pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error
     let mut answer = job_reply(&written);
     answer["Warnings"] = "".into();
     call.answer_write(&written, answer)
+}
+
+/// The version that the body names, of the job in the path: it must name both, so that a slip does not mean version 0.
+fn named_version(fields: &Fields<'_>, target: &Target) -> Result<u64, Error> {
+    match fields.text("JobID")?.filter(|id| !id.is_empty()) {
+        None => return Err(Error::bad("JobID must be specified")),
+        Some(id) if id != target.id => {
+            return Err(Error::bad("JobID not same as job in request path"));
+        }
+        Some(_) => {}
+    }
+    fields.number("JobVersion")?.ok_or_else(|| Error::bad("JobVersion must be specified"))
 }
 
 /// The version to go back to, and the index at which the job is not changed.
@@ -166,10 +175,7 @@ async fn stop(call: &Call, job: JobKey) -> Result<Answer, Error> {
 pub(super) async fn stable(call: &Call, target: &Target) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
-    if fields.text("JobID")?.is_some_and(|id| !id.is_empty() && id != target.id) {
-        return Err(Error::bad("JobID not same as job in request path"));
-    }
-    let version = fields.number("JobVersion")?.unwrap_or(0);
+    let version = named_version(&fields, target)?;
     let mark = VersionMark::Stable { version, stable: fields.flag("Stable")? };
     let written = mark_version(call, target, mark).await?;
     call.answer_write(&written, json!({ "JobModifyIndex": written.index }))

@@ -32,7 +32,10 @@ pub(crate) fn routes() -> Router<Context> {
 pub(super) async fn status(call: &Call, key: &JobKey) -> Result<Answer, Error> {
     let index = |state: &State| {
         let job = state.jobs().get(key)?;
-        Some(job.modify_index.max(state.group_scalings().changed()))
+        let allocations = state.allocations_of_job(key).map(|row| row.modify_index);
+        let rows = state.scalings_of(key);
+        let events = rows.iter().filter_map(|row| row.events.first()).map(|row| row.create_index);
+        allocations.chain(events).chain([job.modify_index]).max()
     };
     let view = |state: &State| view::scale_status(state, state.jobs().get(key)?);
     call.item("job", STATUS_TABLES, index, view).await

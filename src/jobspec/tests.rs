@@ -388,6 +388,29 @@ fn leniency_of_the_api() {
     }
 }
 
+/// Nomad's program sends each field of a service, a job file names few.
+#[test]
+fn a_service_with_all_fields_at_zero_is_the_same_service() {
+    let of = |service: Value| {
+        let conversion = job(|job| {
+            job["TaskGroups"][0]["Services"] = json!([service]);
+        });
+        conversion.unwrap().spec.groups[0].services_json.clone()
+    };
+    let check = json!({"Type": "script", "Command": "/bin/true", "Interval": 1_000_000_000, "Timeout": 1_000_000_000});
+    let short = of(json!({"Name": "s", "Meta": {"a": ""}, "Checks": [check]}));
+    let mut long = check;
+    long["TLSSkipVerify"] = false.into();
+    long["Args"] = Value::Null;
+    long["Method"] = "".into();
+    long["SuccessBeforePassing"] = 0.into();
+    let service = json!({
+        "Name": "s", "Meta": {"a": ""}, "EnableTagOverride": false, "Tags": [], "Address": "", "CanaryMeta": {}, "Checks": [long],
+    });
+    assert_eq!(short, of(service));
+    assert!(short.contains(r#""Meta":{"a":""}"#), "{short}");
+}
+
 #[test]
 fn nesting_is_bounded_before_the_stack_is() {
     for (open, close) in [

@@ -9,6 +9,7 @@ use super::{
     print_warnings,
 };
 use crate::cli::context::{Context, Exit, Outcome};
+use crate::cli::entry::is_closed_pipe;
 use crate::cli::placement;
 use crate::cli::view::Fields;
 use crate::percent::encode;
@@ -43,6 +44,9 @@ pub(crate) struct PlanArgs {
 /// An error ends with 255, since 1 is an answer.
 pub(super) fn run(context: &Context, arguments: &PlanArgs) -> Outcome {
     plan(context, arguments).or_else(|error| {
+        if is_closed_pipe(&error) {
+            return Err(error);
+        }
         context.output.advice(format!("Error: {error:#}"));
         Ok(Exit::PlanError)
     })

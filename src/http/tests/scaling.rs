@@ -1,11 +1,14 @@
 //! Scaling over the API, as an autoscaler speaks it.
 
+use fsm::{JobKey, NodeId};
 use serde_json::{Value, json};
 
 use super::{
     cluster::{TestCluster, web_job},
     socket::TestServer,
 };
+
+const NODE: NodeId = NodeId([0x11; 16]);
 
 async fn scaled() -> TestServer {
     let server = TestServer::start(TestCluster::new()).await;
@@ -52,6 +55,32 @@ async fn a_scale_is_answered_as_a_registration_and_leaves_an_event() {
     let status: Value = server.get("/v1/job/web/scale").await.ok();
     let event = &status["TaskGroups"]["web"]["Events"][0];
     assert_eq!((&event["Count"], &event["EvalID"]), (&Value::Null, &Value::Null));
+    server.stop().await;
+}
+
+/// An autoscaler blocks on the index that it was told: it rises with the job's allocations and events, and not with those of others.
+#[tokio::test]
+async fn the_index_of_the_status_is_that_of_the_job() {
+    let cluster = TestCluster::new();
+    cluster.add_node(NODE, "10.0.0.7:4646");
+    let server = TestServer::start(cluster.clone()).await;
+    let mut answers = Vec::new();
+    for id in ["web", "db"] {
+        answers.push(server.put("/v1/jobs", &json!({ "Job": web_job(id) })).await.ok());
+    }
+    let index = async || server.get("/v1/job/web/scale").await.index();
+    let before = index().await;
+    let evaluation = |answer: &Value| answer["EvalID"].as_str().unwrap().parse().unwrap();
+    cluster.place(&JobKey::new("default", "db"), evaluation(&answers[1]), NODE);
+    let mut said = to(&Value::Null);
+    said["Error"] = true.into();
+    server.put("/v1/job/db/scale", &said).await.ok();
+    assert_eq!(index().await, before);
+    cluster.place(&JobKey::new("default", "web"), evaluation(&answers[0]), NODE);
+    let placed = index().await;
+    assert!(placed > before);
+    scale(&server, &said).await.ok();
+    assert!(index().await > placed);
     server.stop().await;
 }
 

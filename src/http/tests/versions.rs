@@ -73,7 +73,22 @@ async fn versions_are_listed_with_what_differs() {
 #[tokio::test]
 async fn a_revert_runs_an_earlier_version_as_a_new_one() {
     let (server, _) = with_versions(&[1, 2, 5]).await;
-    let revert = async |body: Value| server.put("/v1/job/web/revert", &body).await;
+    let revert = async |mut body: Value| {
+        if body["JobID"].is_null() {
+            body["JobID"] = "web".into();
+        }
+        server.put("/v1/job/web/revert", &body).await
+    };
+    for verb in ["revert", "stable"] {
+        for (body, text) in [
+            (json!({}), "JobID must be specified"),
+            (json!({ "JobID": "web" }), "JobVersion must be specified"),
+        ] {
+            let refused = server.put(&format!("/v1/job/web/{verb}"), &body).await;
+            assert_eq!(refused.status, 400, "{}", refused.text);
+            assert!(refused.text.contains(text), "{}", refused.text);
+        }
+    }
     for (body, status, text) in [
         (json!({ "JobVersion": 2 }), 400, "can't revert to current version"),
         (json!({ "JobVersion": 9 }), 404, "at version 9 not found"),
@@ -232,6 +247,8 @@ async fn a_terminal_deployment_says_so_whatever_is_asked_of_it() {
     let promote =
         async || server.put(&format!("/v1/deployment/promote/{id}"), &json!({})).await.text;
     assert!(promote().await.contains("either All or Groups"));
+    let unclear = server.put(&format!("/v1/deployment/pause/{id}"), &json!({})).await;
+    assert!(unclear.status == 400 && unclear.text.contains("Pause must"), "{}", unclear.text);
     server.put(&format!("/v1/deployment/fail/{id}"), &json!({})).await.ok();
     assert!(promote().await.contains("can't promote terminal deployment"));
     server.stop().await;

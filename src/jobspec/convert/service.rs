@@ -93,7 +93,7 @@ impl<'g> Services<'g> {
             self.check(&mut fields, &name, report);
             self.check_duplicate(&mut fields, &name, task, report);
             fields.finish(report);
-            let mut kept = without_nulls(item);
+            let mut kept = without_zeros(item);
             if let Value::Object(map) = &mut kept {
                 map.insert("Name".to_owned(), name.clone().into());
                 if let Some(task) = task {
@@ -260,6 +260,35 @@ pub(super) fn without_nulls(value: &Value) -> Value {
     let Value::Object(map) = value else { return value.clone() };
     let kept = map.iter().filter(|(_, value)| !value.is_null());
     Value::Object(kept.map(|(key, value)| (key.clone(), without_nulls(value))).collect())
+}
+
+/// Maps whose keys and values are somebody's own.
+const MAPS: [&str; 4] = ["Meta", "CanaryMeta", "TaggedAddresses", "Header"];
+
+/// A service or a check without the fields that have their type's zero: Nomad's program sends them all, a job file names few, and both are the same job.
+fn without_zeros(value: &Value) -> Value {
+    let Value::Object(map) = value else { return value.clone() };
+    let kept = map.iter().filter(|(_, value)| !is_zero(value));
+    let cleaned = kept.map(|(key, value)| {
+        let value = match value {
+            Value::Object(_) if !MAPS.contains(&key.as_str()) => without_zeros(value),
+            Value::Array(items) => items.iter().map(without_zeros).collect(),
+            other => other.clone(),
+        };
+        (key.clone(), value)
+    });
+    Value::Object(cleaned.collect())
+}
+
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(value) => value.as_f64() == Some(0.0),
+        Value::String(value) => value.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+    }
 }
 
 /// The same value with keys in order, whatever order the JSON library keeps.
