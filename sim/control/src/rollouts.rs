@@ -62,6 +62,12 @@ impl World {
         let truth = self.log.truth();
         let active: Vec<Arc<Deployment>> =
             truth.deployments().iter().filter(|row| row.is_active()).cloned().collect();
+        if let Some(back) = active.iter().find(|row| is_way_back(&truth, row))
+            && dice.percent(40)
+        {
+            let evaluation = EvaluationId(self.ids.next());
+            return self.ask(FailDeployment { id: back.id, evaluation }.into());
+        }
         let Some(row) = dice.pick(&active) else { return };
         let id = row.id;
         let canaries = row.groups.values().filter(|group| group.is_canarying());
@@ -88,6 +94,15 @@ impl World {
         };
         self.ask(command);
     }
+}
+
+/// Whether a deployment goes back to what was stable before: when it fails as well, nothing is left to go back to.
+fn is_way_back(state: &State, row: &Deployment) -> bool {
+    let versions = state.versions_of(&row.job, row.job_create_index);
+    let of_row = versions.iter().find(|version| version.version == row.job_version);
+    of_row.is_some_and(|own| {
+        versions.iter().any(|old| old.version < own.version && old.stable && old.spec == own.spec)
+    })
 }
 
 /// What an entry did to deployments, for the coverage.
