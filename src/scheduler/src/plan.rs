@@ -6,13 +6,14 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, DeploymentId, Evaluation, EvaluationId,
-    EvaluationStatus, Index, Job, JobKind, JobSpec, Metrics, Placement, Plan, Stop, Text,
+    EvaluationStatus, Index, Job, JobKind, JobSpec, Metrics, Placement, Plan, Stop, TaskGroup,
+    Text,
     deployment::{DeploymentGoal, NewDeployment},
     limits::PLAN_PLACEMENTS_MAX,
     plan::{FollowUp, InPlace, Outcome},
 };
 
-use crate::{Pass, ScheduleError};
+use crate::{Pass, ScheduleError, reconcile::PlaceWish, stack::Choice};
 
 /// Encoded size of a plan's placements beyond which it is cut, bytes. With the largest placement (a job is at most `fsm::limits::JOB_BYTES_MAX`) and
 /// [`FAILURE_BYTES_MAX`] twice (the outcome and its blocked evaluation) a plan stays below what an entry of the log may be, 32 MiB.
@@ -125,10 +126,6 @@ impl<'a> Draft<'a> {
         id
     }
 
-    pub(crate) fn next_allocation_id(&mut self) -> AllocationId {
-        AllocationId(self.next_id())
-    }
-
     pub(crate) fn next_evaluation_id(&mut self) -> EvaluationId {
         EvaluationId(self.next_id())
     }
@@ -180,9 +177,22 @@ impl<'a> Draft<'a> {
         true
     }
 
-    /// Writes down a placement. There is room: [`Self::has_room`] was asked before.
-    pub(crate) fn place(&mut self, placement: Placement) {
+    /// Writes down that an instance of a group goes where the stack chose. There is room: [`Self::has_room`] was asked before.
+    pub(crate) fn place(&mut self, group: &TaskGroup, wish: &PlaceWish<'_>, choice: Choice<'_>) {
         assert!(self.plan.placements.len() < PLAN_PLACEMENTS_MAX, "plan is over its bound");
+        let placement = Placement {
+            id: AllocationId(self.next_id()),
+            group: group.name.clone(),
+            name_index: wish.name_index,
+            canary: wish.canary,
+            version: wish.version,
+            node: choice.node,
+            ports: Vec::new(),
+            previous: wish.previous.map(|previous| previous.id),
+            preempts: choice.preempted_ids(),
+            reschedules: wish.history.clone(),
+            metrics: Some(choice.metrics),
+        };
         self.bytes += PLACEMENT_BYTES
             + placement.group.len()
             + placement.reschedules.len() * RESCHEDULE_BYTES

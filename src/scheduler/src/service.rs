@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fsm::{Allocation, AllocationId, JobSpec, Metrics, Placement, Plan, TaskGroup, Text, Trigger};
+use fsm::{Allocation, AllocationId, JobSpec, Metrics, Plan, TaskGroup, Text, Trigger};
 
 use crate::{
     candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
@@ -391,20 +391,7 @@ impl<'a> Work<'a> {
         match stack.select(number, &penalties) {
             Ok(choice) => {
                 stack.take(number, &choice);
-                let placement = Placement {
-                    id: self.draft.next_allocation_id(),
-                    group: group.name.clone(),
-                    name_index: wish.name_index,
-                    canary: wish.canary,
-                    version: wish.version,
-                    node: choice.node,
-                    ports: Vec::new(),
-                    previous: wish.previous.map(|previous| previous.id),
-                    preempts: choice.preempted_ids(),
-                    reschedules: wish.history.clone(),
-                    metrics: Some(choice.metrics),
-                };
-                self.draft.place(placement);
+                self.draft.place(group, wish, choice);
                 self.replaced.extend(wish.previous.map(|previous| previous.id));
                 Tried::Placed
             }

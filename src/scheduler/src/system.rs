@@ -8,14 +8,14 @@ mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fsm::{Allocation, ClientStatus, JobKind, JobSpec, Node, NodeId, Placement, Plan, TaskGroup};
+use fsm::{Allocation, ClientStatus, JobKind, JobSpec, Node, NodeId, Plan, TaskGroup};
 
 use self::steps::{Step, older_versions};
 use crate::{
     candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
     evaluate,
     plan::Draft,
-    reconcile::{self, Reason},
+    reconcile::{self, PlaceWish, Reason},
     rollout::Rollout,
     service::{Older, Texts, extended},
     stack::{Obstacle, Stack},
@@ -359,20 +359,8 @@ impl<'a> Work<'a> {
         match self.stack.try_node(in_stack, position) {
             Ok(choice) => {
                 self.stack.take(in_stack, &choice);
-                let placement = Placement {
-                    id: self.draft.next_allocation_id(),
-                    group: group.name.clone(),
-                    name_index: 0,
-                    canary,
-                    version,
-                    node: choice.node,
-                    ports: Vec::new(),
-                    previous: previous.map(|previous| previous.id),
-                    preempts: choice.preempted_ids(),
-                    reschedules: Vec::new(),
-                    metrics: Some(choice.metrics),
-                };
-                self.draft.place(placement);
+                let wish = PlaceWish { previous, version, ..PlaceWish::new(0, canary) };
+                self.draft.place(group, &wish, choice);
                 true
             }
             Err((Obstacle::Filtered, _)) => false,
