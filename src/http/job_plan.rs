@@ -9,8 +9,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use fsm::{
-    Command, EvaluationId, Index, Job, JobVersion, Metrics, Plan, Proposal, Reply, State, Text,
+    Command, Evaluation, EvaluationId, EvaluationStatus, Index, Job, JobVersion, Metrics, Plan,
+    Proposal, Reply, State, Text,
     job::{JobSpec, RegisterJob},
+    plan::Outcome,
     table::ChangeSet,
 };
 use scheduler::{Annotations, Memory, Pass};
@@ -35,7 +37,7 @@ const ROWS: usize = usize::MAX;
 struct Prediction {
     annotations: Annotations,
     failed: BTreeMap<Text, Metrics>,
-    /// Evaluations that the pass would leave: blocked ones and those for later.
+    /// See [`left_behind`].
     created: Vec<Value>,
     diff: Value,
     /// The job's index before.
@@ -76,7 +78,7 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
             "DesiredTGUpdates": desired,
             "PreemptedAllocs": preempted.iter().map(|id| json!({ "ID": id.to_string() })).collect::<Vec<_>>(),
         },
-        "CreatedEvals": prediction.created,
+        "CreatedEvals": if prediction.created.is_empty() { Value::Null } else { prediction.created.into() },
         "Diff": if with_diff { annotated(prediction.diff, &prediction.annotations) } else { Value::Null },
         "FailedTGAllocs": if failed.is_empty() { Value::Null } else { failed.into() },
         "Index": index,
@@ -143,9 +145,9 @@ fn predict(
         let made = scheduler::annotate(&trial, &plan, spec.as_deref());
         prediction.add(made, attempt == 0);
         if let Some(outcome) = plan.outcome {
-            let created = outcome.evaluations.iter();
+            let left = left_behind(&trial, &row, &outcome);
             prediction.created =
-                created.map(|row| view::evaluation_in(&trial, row, None)).collect();
+                left.iter().map(|row| view::evaluation_in(&trial, row, None)).collect();
             prediction.failed = outcome.failed_groups;
             break;
         }
@@ -154,6 +156,21 @@ fn predict(
         }
     }
     Ok(prediction)
+}
+
+/// The evaluations that the run leaves: blocked ones and those for later. What finds no room may be waited for by a blocked evaluation that is there
+/// already; the run makes no other then, and that one stands for it.
+fn left_behind(state: &State, own: &Evaluation, outcome: &Outcome) -> Vec<Evaluation> {
+    let mut left = outcome.evaluations.clone();
+    let is_blocked = |row: &Evaluation| row.status == EvaluationStatus::Blocked;
+    if !outcome.failed_groups.is_empty() && !left.iter().any(is_blocked) {
+        let open = state.job_index(&own.job).into_iter().flat_map(|index| &index.open_evaluations);
+        let rows = open.filter_map(|id| state.evaluations().get(id));
+        left.extend(
+            rows.filter(|row| row.id != own.id && is_blocked(row)).map(|row| (**row).clone()),
+        );
+    }
+    left
 }
 
 /// Takes a plan that was full; whether there is another.

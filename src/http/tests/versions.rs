@@ -184,6 +184,7 @@ async fn a_plan_says_what_a_registration_would_do_and_writes_nothing() {
         json!(["forces create/destroy update"])
     );
     assert_eq!(answer["FailedTGAllocs"], Value::Null);
+    assert_eq!(answer["CreatedEvals"], Value::Null, "everything finds room");
     let current = server.get("/v1/job/web").await.ok();
     assert_eq!(answer["JobModifyIndex"], current["JobModifyIndex"]);
     // What does not fit is said with its reasons.
@@ -251,6 +252,24 @@ async fn a_terminal_deployment_says_so_whatever_is_asked_of_it() {
     assert!(unclear.status == 400 && unclear.text.contains("Pause must"), "{}", unclear.text);
     server.put(&format!("/v1/deployment/fail/{id}"), &json!({})).await.ok();
     assert!(promote().await.contains("can't promote terminal deployment"));
+    server.stop().await;
+}
+
+/// A job whose instances wait already: the plan of the same job names the evaluation that they wait in.
+#[tokio::test]
+async fn a_plan_names_the_evaluation_that_waits_for_room() {
+    let (server, cluster) = with_versions(&[]).await;
+    let mut job = with_count(3);
+    job["TaskGroups"][0]["Tasks"][0]["Resources"] = json!({ "CPU": 900_000, "MemoryMB": 64 });
+    let registered = server.put("/v1/jobs", &json!({ "Job": job })).await.ok();
+    let body = json!({ "Job": job, "Diff": true });
+    let first = server.put("/v1/job/web/plan", &body).await.ok();
+    assert_eq!(first["CreatedEvals"][0]["Status"], "blocked", "{first}");
+    process(&cluster, registered["EvalID"].as_str().unwrap().parse().unwrap(), &mut 0);
+    let again = server.put("/v1/job/web/plan", &body).await.ok();
+    let waiting = &server.get("/v1/evaluations?status=blocked").await.ok()[0];
+    assert_eq!(again["CreatedEvals"].as_array().unwrap().len(), 1, "{again}");
+    assert_eq!(again["CreatedEvals"][0]["ID"], waiting["ID"], "{again}");
     server.stop().await;
 }
 
