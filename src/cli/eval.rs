@@ -204,6 +204,10 @@ fn status(context: &Context, arguments: &StatusArgs) -> Outcome {
     if !failures.is_empty() {
         sections.push(format!("Failed Placements\n{}", failures.join("\n")));
     }
+    let wanted = evaluation["PlanAnnotations"].entries("DesiredTGUpdates");
+    if !wanted.is_empty() {
+        sections.push(format!("Plan Annotations\n{}", annotations(&wanted, style)));
+    }
     if !rows(&allocations).is_empty() {
         let lines: Vec<Vec<String>> = rows(&allocations)
             .iter()
@@ -222,4 +226,53 @@ fn status(context: &Context, arguments: &StatusArgs) -> Outcome {
     }
     context.line(sections.join("\n\n"))?;
     Ok(Exit::Success)
+}
+
+/// What the scheduler wanted, one line for each group; why instances move is shown where some do.
+fn annotations(groups: &[(&str, &Value)], style: Style) -> String {
+    let is_shown =
+        |name: &str| style.verbose || groups.iter().any(|(_, counts)| counts.number(name) > 0);
+    let always = [
+        ("Ignore", "Ignore"),
+        ("Place", "Place"),
+        ("Stop", "Stop"),
+        ("InPlace", "InPlaceUpdate"),
+        ("Destructive", "DestructiveUpdate"),
+    ];
+    let causes = ["Migrate", "Canary", "Preemptions"].map(|name| (name, name));
+    let columns: Vec<_> =
+        always.into_iter().chain(causes.into_iter().filter(|(_, name)| is_shown(name))).collect();
+    let titles: Vec<_> =
+        ["Task Group"].into_iter().chain(columns.iter().map(|(title, _)| *title)).collect();
+    let lines: Vec<Vec<String>> = groups
+        .iter()
+        .map(|(group, counts)| {
+            let numbers = columns.iter().map(|(_, name)| counts.number(name).to_string());
+            [(*group).to_owned()].into_iter().chain(numbers).collect()
+        })
+        .collect();
+    table(&titles, &lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_wanted_is_a_line_for_each_group() {
+        let wanted = json!({
+            "api": { "Ignore": 1, "Place": 2, "Stop": 0, "InPlaceUpdate": 3, "DestructiveUpdate": 4, "Migrate": 0 },
+            "web": { "Ignore": 0, "Place": 0, "Stop": 5, "InPlaceUpdate": 0, "DestructiveUpdate": 0, "Canary": 6 },
+        });
+        let value = json!({ "groups": wanted });
+        let style = Style { json: false, verbose: false };
+        assert_eq!(
+            annotations(&value.entries("groups"), style),
+            "Task Group  Ignore  Place  Stop  InPlace  Destructive  Canary
+api         1       2      0     3        4            0
+web         0       0      5     0        0            6"
+        );
+        let all = annotations(&value.entries("groups"), Style { verbose: true, ..style });
+        assert!(all.starts_with("Task Group  Ignore  Place  Stop  InPlace  Destructive  Migrate  Canary  Preemptions\n"), "{all}");
+    }
 }

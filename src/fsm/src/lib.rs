@@ -53,7 +53,7 @@ pub use capacity::{CapacityGroup, CapacitySource, CapacityTarget};
 pub use command::{Command, Proposal, Rejection, Reply};
 pub use deployment::{Deployment, DeploymentStatus};
 pub use effect::Effect;
-pub use evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger};
+pub use evaluation::{Evaluation, EvaluationStatus, GroupAnnotation, Metrics, Trigger};
 pub use extent::Extent;
 pub use generation::GENERATION;
 pub use id::{

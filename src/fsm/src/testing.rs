@@ -955,6 +955,7 @@ pub fn outcome(status: EvaluationStatus) -> Outcome {
         description: "".into(),
         queued: BTreeMap::new(),
         failed_groups: BTreeMap::new(),
+        annotations: BTreeMap::new(),
         class_eligibility: BTreeMap::new(),
         escaped: false,
         evaluations: Vec::new(),

@@ -167,6 +167,7 @@ impl TestCluster {
             description: "".into(),
             queued: BTreeMap::from([(group.clone(), 1)]),
             failed_groups: BTreeMap::from([(group.clone(), failed)]),
+            annotations: BTreeMap::new(),
             class_eligibility: BTreeMap::new(),
             escaped: false,
             evaluations: Vec::new(),

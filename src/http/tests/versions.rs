@@ -321,6 +321,11 @@ async fn plans_predict_what_registrations_do() {
         let evaluation = registered["EvalID"].as_str().unwrap().parse().unwrap();
         let (counts, failed) = process(&cluster, evaluation, &mut sequence);
         assert_eq!(planned["Annotations"]["DesiredTGUpdates"], counts, "step {step}: {body}");
+        let processed = server.get(&format!("/v1/evaluation/{evaluation}")).await.ok();
+        let kept = &processed["PlanAnnotations"];
+        assert_eq!(kept["DesiredTGUpdates"], counts, "step {step}: {body}");
+        let evicts = planned["Annotations"]["PreemptedAllocs"] != json!([]);
+        assert_eq!(kept["PreemptedAllocs"] != Value::Null, evicts, "step {step}: {kept}");
         let predicted = planned["FailedTGAllocs"].as_object();
         let predicted: Vec<&String> =
             predicted.into_iter().flat_map(|groups| groups.keys()).collect();

@@ -1,6 +1,6 @@
 //! Evaluations and placement metrics.
 
-use fsm::{Evaluation, Metrics, State, TaskGroup, resources::Dimension};
+use fsm::{Evaluation, GroupAnnotation, Metrics, State, TaskGroup, resources::Dimension};
 use serde_json::{Map, Value, json};
 
 use super::{count_map, id_or_empty, text};
@@ -30,7 +30,7 @@ fn evaluation(state: &State, evaluation: &Evaluation, related: Option<Vec<Value>
         object.insert("EscapedComputedClass".to_owned(), evaluation.escaped.into());
         let queued = if evaluation.queued.is_empty() { Value::Null } else { queued };
         object.insert("QueuedAllocations".to_owned(), queued);
-        object.insert("PlanAnnotations".to_owned(), Value::Null);
+        object.insert("PlanAnnotations".to_owned(), annotations(state, evaluation));
         object.insert("SnapshotIndex".to_owned(), evaluation.snapshot_index.into());
         object.insert("QuotaLimitReached".to_owned(), "".into());
         object.insert("AnnotatePlan".to_owned(), false.into());
@@ -83,8 +83,26 @@ pub(crate) fn evaluation_stub(evaluation: &Evaluation) -> Value {
     })
 }
 
+/// What the pass that processed an evaluation wanted; null until it has been processed.
+fn annotations(state: &State, evaluation: &Evaluation) -> Value {
+    if evaluation.annotations.is_empty() {
+        return Value::Null;
+    }
+    let groups = evaluation.annotations.iter();
+    let desired: Map<_, _> =
+        groups.map(|(name, counts)| (name.to_string(), desired(counts))).collect();
+    let evicts = evaluation.annotations.values().any(|counts| counts.preemptions > 0);
+    let placed = evicts.then(|| state.allocations_of_evaluation(evaluation.id));
+    let evicted = placed.into_iter().flatten().flat_map(|row| &row.preempted);
+    let evicted: Vec<Value> = evicted.map(|id| json!({ "ID": id.to_string() })).collect();
+    json!({
+        "DesiredTGUpdates": desired,
+        "PreemptedAllocs": if evicted.is_empty() { Value::Null } else { evicted.into() },
+    })
+}
+
 /// What a plan does to a group (Nomad's `DesiredUpdates`).
-pub(crate) fn desired(counts: &scheduler::GroupAnnotation) -> Value {
+pub(crate) fn desired(counts: &GroupAnnotation) -> Value {
     json!({
         "Ignore": counts.ignore,
         "Place": counts.place,

@@ -1,33 +1,13 @@
-//! What a plan would do, group by group, in the words of `job plan`. Derived from a finished plan,
-//! so that it costs nothing where nobody asks.
+//! What a plan would do, group by group, in the words of `job plan`. Derived from a finished plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fsm::{Allocation, AllocationId, ClientStatus, JobKind, JobSpec, Plan, State, TaskGroup, Text};
+use fsm::{
+    Allocation, AllocationId, ClientStatus, GroupAnnotation, JobKind, JobSpec, Plan, State,
+    TaskGroup, Text,
+};
 
 use crate::reconcile::Reason;
-
-/// Counts of one group (Nomad's `DesiredUpdates`): what is wanted, also when there is no room for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct GroupAnnotation {
-    /// New instances that replace nothing which runs. A node that a constraint filters is not among
-    /// them.
-    pub place: u32,
-    /// New instances of a version that is not promoted yet, beside those that run.
-    pub canary: u32,
-    /// Instances that end without a successor in the plan.
-    pub stop: u32,
-    /// Instances that move to another node.
-    pub migrate: u32,
-    /// Instances that take the new version as they run.
-    pub in_place_update: u32,
-    /// Instances that are stopped and started anew for the new version.
-    pub destructive_update: u32,
-    /// Instances that go on as they are.
-    pub ignore: u32,
-    /// Allocations of other jobs that are evicted.
-    pub preemptions: u32,
-}
 
 /// What a plan would do.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -88,7 +68,7 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
         let wanted = spec.and_then(|spec| Some((spec, spec.group(name)?)));
         let Some((spec, group)) = wanted.filter(|_| left > 0) else { continue };
         let kept = kept(state, plan, spec, group);
-        made.group(name).add_unplaced(left, kept, spec, group);
+        add_unplaced(made.group(name), left, kept, spec, group);
     }
     made
 }
@@ -107,19 +87,23 @@ fn kept(state: &State, plan: &Plan, spec: &JobSpec, group: &TaskGroup) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-impl GroupAnnotation {
-    /// Counts instances that found no room. Those beyond the group's count have a predecessor that
-    /// goes on: they are canaries or updates.
-    fn add_unplaced(&mut self, left: u32, kept: u32, spec: &JobSpec, group: &TaskGroup) {
-        let is_per_node = matches!(spec.kind, JobKind::System | JobKind::Sysbatch);
-        let missing = if is_per_node { left } else { group.count.saturating_sub(kept).min(left) };
-        self.place += missing;
-        let others = left - missing;
-        if group.update.as_ref().is_some_and(|update| update.canaries > 0) {
-            self.canary += others;
-        } else {
-            self.destructive_update += others;
-            self.ignore = self.ignore.saturating_sub(others);
-        }
+/// Counts instances that found no room. Those beyond the group's count have a predecessor that
+/// goes on: they are canaries or updates.
+fn add_unplaced(
+    counts: &mut GroupAnnotation,
+    left: u32,
+    kept: u32,
+    spec: &JobSpec,
+    group: &TaskGroup,
+) {
+    let is_per_node = matches!(spec.kind, JobKind::System | JobKind::Sysbatch);
+    let missing = if is_per_node { left } else { group.count.saturating_sub(kept).min(left) };
+    counts.place += missing;
+    let others = left - missing;
+    if group.update.as_ref().is_some_and(|update| update.canaries > 0) {
+        counts.canary += others;
+    } else {
+        counts.destructive_update += others;
+        counts.ignore = counts.ignore.saturating_sub(others);
     }
 }

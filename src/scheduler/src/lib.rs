@@ -49,13 +49,13 @@ pub mod check;
 #[expect(clippy::unwrap_used, reason = "a test that finds nothing to unwrap fails")]
 mod tests;
 
-pub use annotate::{Annotations, GroupAnnotation, annotate};
+pub use annotate::{Annotations, annotate};
 pub use candidates::Memory;
 pub use constraint::{NODE_TARGETS, is_target, pattern_problem};
 pub use declared::{Declared, per_node_max};
 pub use regexp::compile as compile_pattern;
 
-use fsm::{Evaluation, Index, JobKey, JobKind, Plan, State, TimeMs};
+use fsm::{Evaluation, Index, JobKey, JobKind, Plan, State, TimeMs, plan::Outcome};
 
 /// Version of the scheduling rules. Servers that disagree on it must not schedule for each other.
 pub const SCHEDULER_VERSION: u32 = 4;
@@ -106,11 +106,16 @@ pub fn schedule_with(pass: &Pass<'_>, memory: &mut Memory) -> Result<Plan, Sched
             pass.evaluation.trigger.name()
         )));
     }
-    Ok(match (target.spec, kind) {
+    let mut plan = match (target.spec, kind) {
         (None, _) => service::stop_all(draft),
         (Some(spec), JobKind::Service | JobKind::Batch) => service::schedule(draft, spec, memory),
         (Some(spec), JobKind::System | JobKind::Sysbatch) => system::schedule(draft, spec, memory),
-    })
+    };
+    if plan.outcome.is_some() {
+        let made = annotate(pass.state, &plan, target.spec.map(|spec| &**spec));
+        plan.outcome = plan.outcome.map(|outcome| Outcome { annotations: made.groups, ..outcome });
+    }
+    Ok(plan)
 }
 
 /// Passes without progress before an evaluation fails (Nomad's `maxServiceScheduleAttempts` and its siblings).
@@ -125,9 +130,15 @@ pub const fn attempts_max(kind: JobKind) -> u32 {
 ///
 /// No blocked evaluation is made for a job that is gone or stopped, or that has one of this kind already.
 pub fn exhausted(pass: &Pass<'_>) -> Result<Plan, ScheduleError> {
-    let queued = evaluate::missing(schedule(pass)?);
+    let tried = schedule(pass)?;
+    let annotations = tried.outcome.as_ref().map(|outcome| outcome.annotations.clone());
+    let queued = evaluate::missing(tried);
     let target = plan::Target::of(pass)?;
     let mut draft = plan::Draft::new(pass, target);
     draft.queued = queued;
-    Ok(evaluate::exhausted(draft, attempts_max(target.kind(pass.evaluation))))
+    let mut plan = evaluate::exhausted(draft, attempts_max(target.kind(pass.evaluation)));
+    if let Some(outcome) = &mut plan.outcome {
+        outcome.annotations = annotations.unwrap_or_default();
+    }
+    Ok(plan)
 }

@@ -244,6 +244,7 @@ impl<'a> Draft<'a> {
             description: end.description,
             queued: self.queued,
             failed_groups: self.failed_groups,
+            annotations: BTreeMap::new(),
             class_eligibility: end.class_eligibility,
             escaped: end.escaped,
             evaluations: self.evaluations,

@@ -10,5 +10,5 @@ mod tests;
 pub(crate) use self::transitions::Blocked;
 pub use self::{
     commands::{DeleteEvaluations, EvaluationUpdate, UpdateEvaluations},
-    row::{Evaluation, EvaluationStatus, Metrics, NodeScore, Trigger},
+    row::{Evaluation, EvaluationStatus, GroupAnnotation, Metrics, NodeScore, Trigger},
 };

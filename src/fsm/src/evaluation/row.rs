@@ -128,6 +128,28 @@ pub struct NodeScore {
     pub total: i32,
 }
 
+/// What a scheduling pass did with one group, in counts (Nomad's `DesiredUpdates`): what is wanted, also when there is no room for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct GroupAnnotation {
+    /// New instances that replace nothing which runs. A node that a constraint filters is not among
+    /// them.
+    pub place: u32,
+    /// New instances of a version that is not promoted yet, beside those that run.
+    pub canary: u32,
+    /// Instances that end without a successor in the plan.
+    pub stop: u32,
+    /// Instances that move to another node.
+    pub migrate: u32,
+    /// Instances that take the new version as they run.
+    pub in_place_update: u32,
+    /// Instances that are stopped and started anew for the new version.
+    pub destructive_update: u32,
+    /// Instances that go on as they are.
+    pub ignore: u32,
+    /// Allocations of other jobs that are evicted.
+    pub preemptions: u32,
+}
+
 /// An evaluation row.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Evaluation {
@@ -163,6 +185,8 @@ pub struct Evaluation {
     pub escaped: bool,
     /// Instances not placed, by group.
     pub queued: BTreeMap<Text, u32>,
+    /// What the pass that processed it wanted, by group; empty until then.
+    pub annotations: BTreeMap<Text, GroupAnnotation>,
     /// Index of the snapshot on which the evaluation was last processed.
     pub snapshot_index: Index,
     /// The deployment that went on when the evaluation was processed.
@@ -214,6 +238,7 @@ impl Evaluation {
             class_eligibility: BTreeMap::new(),
             escaped: false,
             queued: BTreeMap::new(),
+            annotations: BTreeMap::new(),
             snapshot_index: 0,
             deployment: None,
             reschedules: Vec::new(),

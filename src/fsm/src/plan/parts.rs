@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     allocation::{ClientStatus, RescheduleEvent},
     deployment::NewDeployment,
-    evaluation::{Evaluation, EvaluationStatus, Metrics},
+    evaluation::{Evaluation, EvaluationStatus, GroupAnnotation, Metrics},
     id::{AllocationId, EvaluationId, Index, JobKey, NodeId, Text},
     resources::{Dimension, Port},
 };
@@ -72,6 +72,8 @@ pub struct Outcome {
     pub queued: BTreeMap<Text, u32>,
     /// Groups that could not be placed.
     pub failed_groups: BTreeMap<Text, Metrics>,
+    /// What the pass wanted, by group.
+    pub annotations: BTreeMap<Text, GroupAnnotation>,
     /// Class eligibility and escape, when the evaluation itself is re-blocked.
     pub class_eligibility: BTreeMap<crate::id::ClassId, bool>,
     /// See [`Evaluation::escaped`].

@@ -379,6 +379,7 @@ impl Turn<'_> {
         row.status_description = outcome.description.clone();
         row.queued = outcome.queued.clone();
         row.failed_groups = outcome.failed_groups.clone();
+        row.annotations = outcome.annotations.clone();
         row.snapshot_index = plan.snapshot_index;
         let job = self.state.jobs.get(&plan.job);
         let deployment = job.and_then(|job| self.state.current_deployment(job));

@@ -29,8 +29,8 @@ use crate::{
     },
     digest::{Digest, DigestMark, DigestVerdict},
     evaluation::{
-        DeleteEvaluations, Evaluation, EvaluationStatus, EvaluationUpdate, Metrics, NodeScore,
-        Trigger, UpdateEvaluations,
+        DeleteEvaluations, Evaluation, EvaluationStatus, EvaluationUpdate, GroupAnnotation,
+        Metrics, NodeScore, Trigger, UpdateEvaluations,
     },
     gc::{CollectGarbage, Cutoffs},
     generation::GENERATION,
@@ -260,6 +260,8 @@ fn evaluation() -> Evaluation {
     row.wait_until = 3;
     row.next = Some(EvaluationId([4; 16]));
     row.failed_groups.insert("web".into(), metrics());
+    row.annotations
+        .insert("web".into(), GroupAnnotation { place: 2, ..GroupAnnotation::default() });
     row.class_eligibility.insert(ClassId([5; 16]), true);
     row.deployment = Some(DeploymentId([8; 16]));
     row.reschedules.push(AllocationId([6; 16]));

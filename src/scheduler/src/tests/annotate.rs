@@ -1,14 +1,18 @@
 //! What a plan would do, told by group.
 
-use fsm::{JobKind, JobSpec, Trigger, job::UpdateStrategy};
+use fsm::{GroupAnnotation, JobKind, JobSpec, Trigger, job::UpdateStrategy};
 
 use super::{Cluster, cluster::update, job};
-use crate::{GroupAnnotation, annotate};
+use crate::annotate;
 
 fn told(cluster: &mut Cluster, spec: &JobSpec, trigger: Trigger) -> GroupAnnotation {
     let plan = cluster.plan(spec, trigger);
     let made = annotate(&cluster.state, &plan, Some(spec));
     cluster.apply(&plan);
+    let outcome = plan.outcome.unwrap();
+    assert_eq!(outcome.annotations, made.groups, "the outcome carries them");
+    let row = cluster.state.evaluations().get(&plan.evaluation).unwrap();
+    assert_eq!(row.annotations, made.groups, "the evaluation keeps them");
     made.groups["web"]
 }
 
