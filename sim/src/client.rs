@@ -101,6 +101,8 @@ impl Shared {
             evaluation_priority: None,
             submission: None,
             preserve_counts: false,
+            preserve_resources: false,
+            stop: false,
         })
     }
 

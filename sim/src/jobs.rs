@@ -330,6 +330,8 @@ impl Operator {
             evaluation_priority: None,
             submission: None,
             preserve_counts: false,
+            preserve_resources: false,
+            stop: false,
         });
         drop(self.ask("register a job of another kind", command).await);
     }
@@ -407,6 +409,8 @@ impl Operator {
             evaluation_priority: None,
             submission: None,
             preserve_counts: false,
+            preserve_resources: false,
+            stop: false,
         });
         let what = format!("{operation}: service-{service} as {wish:?}");
         let answer = self.ask(&what, command).await;

@@ -435,6 +435,8 @@ async fn register(world: World, spec: JobSpec) {
         evaluation_priority: None,
         submission: None,
         preserve_counts: false,
+        preserve_resources: false,
+        stop: false,
     });
     insist(&world, &id, command, |reply| {
         matches!(

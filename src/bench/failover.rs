@@ -87,5 +87,7 @@ fn registration(name: &Text) -> anyhow::Result<Command> {
         evaluation_priority: None,
         submission: None,
         preserve_counts: false,
+        preserve_resources: false,
+        stop: false,
     }))
 }

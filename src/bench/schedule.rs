@@ -161,6 +161,8 @@ async fn follow(
             evaluation_priority: None,
             submission: None,
             preserve_counts: false,
+            preserve_resources: false,
+            stop: false,
         }));
     }
     let lanes = writes::lanes(&[&cluster.leader().rpc], 2, REGISTER_IN_FLIGHT, false).await?;

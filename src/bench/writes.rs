@@ -130,6 +130,8 @@ impl Registrations {
             evaluation_priority: None,
             submission: None,
             preserve_counts: false,
+            preserve_resources: false,
+            stop: false,
         })
     }
 }

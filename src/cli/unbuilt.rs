@@ -98,7 +98,7 @@ const IN_FILE: &str = "write it into the file of -config (docs/operations.md)";
 const VARIABLES: &str = "write the values into the file, or make the file from a template";
 
 /// A command (any, if it is empty), a flag of it, and what to do instead.
-const FLAGS: [(&str, &str, &str); 48] = [
+const FLAGS: [(&str, &str, &str); 47] = [
     ("", "ca-cert", TLS),
     ("", "ca-path", TLS),
     ("", "client-cert", TLS),
@@ -141,7 +141,6 @@ const FLAGS: [(&str, &str, &str); 48] = [
     ("job run", "consul-namespace", "there is no Consul"),
     ("job run", "hcl2-strict", "what a file may not say is an error in any case"),
     ("job run", "policy-override", "there are no policies"),
-    ("job run", "preserve-resources", "write the resources into the file"),
     ("job run", "var", VARIABLES),
     ("job run", "var-file", VARIABLES),
     ("job run", "vault-namespace", "there is no Vault"),

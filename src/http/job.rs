@@ -265,9 +265,6 @@ async fn register(call: Call) -> Result<Answer, Error> {
 async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
-    if fields.flag("PreserveResources")? {
-        return Err(Error::unsupported("PreserveResources"));
-    }
     let enforce_index = if fields.flag("EnforceIndex")? {
         Some(fields.number("JobModifyIndex")?.unwrap_or(0))
     } else {
@@ -291,6 +288,8 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
         evaluation_priority,
         submission: submission.map(Arc::new),
         preserve_counts: fields.flag("PreserveCounts")?,
+        preserve_resources: fields.flag("PreserveResources")?,
+        stop: false,
     });
     let written = call.write(command).await?;
     let mut answer = job_reply(&written);

@@ -97,6 +97,8 @@ mod tests {
             evaluation_priority: None,
             submission: None,
             preserve_counts: false,
+            preserve_resources: false,
+            stop: false,
         });
         let proposal = Proposal { at: 1, epoch: None, request: None, command };
         state.apply(1, 1, &proposal, &mut changes);

@@ -111,6 +111,8 @@ fn predict(
         spec,
         submission: None,
         preserve_counts: false,
+        preserve_resources: false,
+        stop: false,
         enforce_index: None,
         evaluation,
         evaluation_priority: None,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fsm::{
     Command, Index, JobKey, JobVersion, State,
-    job::{DeregisterJob, MarkJobVersion, RegisterJob, VersionMark},
+    job::{MarkJobVersion, RegisterJob, VersionMark},
     table::TableId,
 };
 use serde_json::{Value, json};
@@ -81,7 +81,7 @@ fn is_tagged(row: &JobVersion, name: &str) -> bool {
     row.tag.as_ref().is_some_and(|tag| &*tag.name == name)
 }
 
-/// Registers what a version ran as a new version, if nobody has changed the job meanwhile.
+/// Registers a version as a new one, if nobody has changed the job meanwhile. A version that is a stop stops the job: it is as it was then.
 pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
@@ -90,14 +90,12 @@ pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error
     let key = target.key(call)?;
     let snapshot = call.read().await?;
     let (row, index) = version_to_run(&snapshot.state, &key, version, enforced)?;
-    if row.stop {
-        check_stop(&snapshot.state, &key, &row)?;
-        return stop(call, key).await;
-    }
     let command = Command::RegisterJob(RegisterJob {
         spec: row.spec.clone(),
         submission: row.submission.clone(),
         preserve_counts: false,
+        preserve_resources: false,
+        stop: row.stop,
         enforce_index: Some(index),
         evaluation: call.evaluation_id(),
         evaluation_priority: None,
@@ -142,33 +140,6 @@ fn version_to_run(
         return Err(Error::not_found(&what));
     };
     Ok((row, job.job_modify_index))
-}
-
-/// A stop keeps what the job ran, so only a stop of what it runs now is the version that was asked for.
-fn check_stop(state: &State, key: &JobKey, row: &JobVersion) -> Result<(), Error> {
-    let current = state.jobs().get(key).and_then(|job| state.current_spec(job));
-    if current.is_some_and(|spec| *spec == row.spec) {
-        return Ok(());
-    }
-    Err(Error::bad(format!(
-        "version {} is the stop of another version than the one that runs: revert to what it stopped, and stop that",
-        row.version
-    )))
-}
-
-/// Goes back to a stop.
-async fn stop(call: &Call, job: JobKey) -> Result<Answer, Error> {
-    let command = Command::DeregisterJob(DeregisterJob {
-        job,
-        purge: false,
-        evaluation: call.evaluation_id(),
-        evaluation_priority: None,
-        no_shutdown_delay: false,
-    });
-    let written = call.write(command).await?;
-    let mut answer = job_reply(&written);
-    answer["Warnings"] = "".into();
-    call.answer_write(&written, answer)
 }
 
 /// Marks a version as one that works, or takes the mark back.

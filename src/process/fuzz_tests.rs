@@ -107,6 +107,8 @@ fn frame(dice: &mut Dice) -> Bytes {
             evaluation_priority,
             submission,
             preserve_counts,
+            preserve_resources: false,
+            stop: false,
         }
         .into()
     } else {

@@ -243,6 +243,8 @@ fn a_job_of_four_billion_instances_is_refused() {
         evaluation_priority: None,
         submission: None,
         preserve_counts: false,
+        preserve_resources: false,
+        stop: false,
     };
     let reply = write(&servers, leader, command.into(), 0).unwrap();
     let Reply::Rejected(Rejection::Invalid(why)) = reply else { panic!("{reply:?}") };

@@ -206,6 +206,8 @@ impl World {
                     evaluation_priority: None,
                     submission: None,
                     preserve_counts: false,
+                    preserve_resources: false,
+                    stop: false,
                 })
             }
             9 | 10 => {

@@ -118,6 +118,8 @@ impl World {
             evaluation_priority: None,
             submission: None,
             preserve_counts: false,
+            preserve_resources: false,
+            stop: false,
         })
     }
 

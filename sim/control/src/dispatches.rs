@@ -128,6 +128,8 @@ impl World {
             evaluation_priority: None,
             submission: None,
             preserve_counts: false,
+            preserve_resources: false,
+            stop: false,
         })
     }
 

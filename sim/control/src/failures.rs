@@ -83,6 +83,8 @@ impl World {
                 evaluation_priority,
                 submission: None,
                 preserve_counts: false,
+                preserve_resources: false,
+                stop: false,
             }));
         }
         for _ in 0..dice.between(1, 3) {

@@ -296,6 +296,8 @@ impl World {
                     evaluation_priority,
                     submission: None,
                     preserve_counts: false,
+                    preserve_resources: false,
+                    stop: false,
                 })
             }
             6..9 => {

@@ -88,6 +88,8 @@ impl World {
             evaluation_priority,
             submission: None,
             preserve_counts: false,
+            preserve_resources: false,
+            stop: false,
         }));
     }
 

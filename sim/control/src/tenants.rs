@@ -90,6 +90,8 @@ impl World {
                     evaluation_priority,
                     submission: None,
                     preserve_counts: false,
+                    preserve_resources: false,
+                    stop: false,
                 })
             }
             5 | 6 => {

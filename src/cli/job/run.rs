@@ -57,6 +57,9 @@ pub(crate) struct RunArgs {
     /// Keep the counts that were set by scaling
     #[arg(long)]
     pub(crate) preserve_counts: bool,
+    /// Keep the resources that the tasks have
+    #[arg(long)]
+    pub(crate) preserve_resources: bool,
     /// Show whole ids
     #[arg(long)]
     pub(crate) verbose: bool,
@@ -78,6 +81,9 @@ pub(super) fn run(context: &Context, arguments: &RunArgs) -> Outcome {
     }
     if arguments.preserve_counts {
         request["PreserveCounts"] = json!(true);
+    }
+    if arguments.preserve_resources {
+        request["PreserveResources"] = json!(true);
     }
     let answer = send(context, &file, &request)?;
     if arguments.output == OutputFormat::Json {

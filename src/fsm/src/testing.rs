@@ -935,6 +935,8 @@ pub fn register(spec: JobSpec, evaluation: EvaluationId) -> Command {
         evaluation_priority: None,
         submission: None,
         preserve_counts: false,
+        preserve_resources: false,
+        stop: false,
     })
 }
 

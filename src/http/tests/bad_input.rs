@@ -82,13 +82,6 @@ fn bodies() -> Vec<Case> {
             "JobModifyIndex: expected a whole number",
         ),
         case("PUT", "/v1/jobs", r#"{"Job": {}, "EvalPriority": 101}"#, 400, "evaluation priority"),
-        case(
-            "PUT",
-            "/v1/jobs",
-            r#"{"Job": {}, "PreserveResources": true}"#,
-            501,
-            "PreserveResources",
-        ),
         case("PUT", "/v1/job/other", job_with(|_| ()), 400, "does not match"),
         case(
             "PUT",

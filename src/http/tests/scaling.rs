@@ -153,6 +153,23 @@ async fn policies_are_listed_by_job_and_type_and_found_by_id() {
     server.stop().await;
 }
 
+/// The Go client's `TestJobs_Register_PreserveResources`.
+#[tokio::test]
+async fn a_registration_keeps_the_resources_of_tasks() {
+    let server = scaled().await;
+    let mut job: Value = server.get("/v1/job/web").await.ok();
+    let before = job["TaskGroups"][0]["Tasks"][0]["Resources"]["CPU"].clone();
+    job["TaskGroups"][0]["Tasks"][0]["Resources"]["CPU"] = 777.into();
+    let cpu = async |body: Value| -> Value {
+        server.put("/v1/jobs", &body).await.ok();
+        let job: Value = server.get("/v1/job/web").await.ok();
+        job["TaskGroups"][0]["Tasks"][0]["Resources"]["CPU"].clone()
+    };
+    assert_eq!(cpu(json!({"Job": job, "PreserveResources": true})).await, before);
+    assert_eq!(cpu(json!({"Job": job, "PreserveResources": false})).await, 777);
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn a_registration_keeps_the_counts_that_scaling_set() {
     let server = scaled().await;

@@ -109,18 +109,24 @@ async fn a_revert_runs_an_earlier_version_as_a_new_one() {
     assert!(done["EvalID"].as_str().unwrap().len() == 36, "{done}");
     let job = server.get("/v1/job/web").await.ok();
     assert_eq!((&job["Version"], &job["TaskGroups"][0]["Count"]), (&json!(3), &json!(1)));
-    // A stop of something else than what runs is no version to go back to.
+    // A version that is a stop is gone back to as it was: with what it stopped, and stopped. So the version before it can be told from it.
     server.send("DELETE", "/v1/job/web", &[], b"").await.ok();
     server.put("/v1/jobs", &json!({ "Job": with_count(7) })).await.ok();
-    let stop = revert(json!({ "JobVersion": 4 })).await;
-    assert!(stop.status == 400 && stop.text.contains("is the stop"), "{}", stop.text);
-    revert(json!({ "JobVersion": 3 })).await.ok();
-    assert_eq!(server.get("/v1/job/web").await.ok()["Version"], 6);
-    // Reverting to the stop of what runs stops it.
+    let shown = async || {
+        let job = server.get("/v1/job/web").await.ok();
+        (job["Version"].clone(), job["Stop"].clone(), job["TaskGroups"][0]["Count"].clone())
+    };
+    assert_eq!(shown().await, (json!(5), json!(false), json!(7)));
     let stopped = revert(json!({ "JobVersion": 4 })).await.ok();
     assert!(stopped["EvalID"].as_str().unwrap().len() == 36, "{stopped}");
-    let job = server.get("/v1/job/web").await.ok();
-    assert_eq!((&job["Version"], &job["Stop"]), (&json!(7), &json!(true)));
+    assert_eq!(shown().await, (json!(6), json!(true), json!(1)));
+    revert(json!({ "JobVersion": 5 })).await.ok();
+    assert_eq!(shown().await, (json!(7), json!(false), json!(7)));
+    revert(json!({ "JobVersion": 3 })).await.ok();
+    assert_eq!(shown().await, (json!(8), json!(false), json!(1)));
+    // Also the stop of what runs.
+    revert(json!({ "JobVersion": 6 })).await.ok();
+    assert_eq!(shown().await, (json!(9), json!(true), json!(1)));
     server.stop().await;
 }
 

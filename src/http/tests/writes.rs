@@ -150,6 +150,8 @@ async fn ids_with_slashes_work_encoded_and_raw() {
             evaluation_priority: None,
             submission: None,
             preserve_counts: false,
+            preserve_resources: false,
+            stop: false,
         }));
     }
     for (path, id) in

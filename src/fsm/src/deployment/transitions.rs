@@ -315,7 +315,7 @@ impl Turn<'_> {
         };
         self.end(row, DeploymentStatus::Failed, said.into());
         let target = target?;
-        self.store_job(&target.spec, target.submission.as_ref(), Some(&job));
+        self.store_job(&target.spec, target.submission.as_ref(), Some(&job), false);
         self.jobs.insert(job.key.clone());
         Some(target.version)
     }

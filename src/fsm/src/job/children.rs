@@ -228,7 +228,7 @@ impl Turn<'_> {
         let waits = self.state.room_for_children(&parent.key) == Some(0)
             || self.state.children(&parent.key).is_some_and(|row| !row.waiting.is_empty());
         let token = spec.dispatch.as_ref().map_or_else(Text::default, |row| row.token.clone());
-        let mut job = self.store_job(&Arc::new(spec), None, None);
+        let mut job = self.store_job(&Arc::new(spec), None, None, false);
         let waiting = Waiting { position: child.position, evaluation: child.evaluation };
         job.token = token;
         job.waiting = waits.then_some(waiting);

@@ -20,6 +20,10 @@ pub struct RegisterJob {
     pub submission: Option<Arc<Submission>>,
     /// Groups that the job has already keep their counts.
     pub preserve_counts: bool,
+    /// Tasks that the job has already keep their resources.
+    pub preserve_resources: bool,
+    /// The new version is a stop: nothing of it runs.
+    pub stop: bool,
 }
 
 /// Stops a job; with `purge`, also deletes it.

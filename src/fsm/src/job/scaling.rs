@@ -225,7 +225,7 @@ impl Turn<'_> {
             let key = (job.key.clone(), job.create_index, job.version);
             let submission =
                 self.state.job_versions.get(&key).and_then(|version| version.submission.clone());
-            let job = self.store_job(&Arc::new(scaled), submission.as_ref(), Some(&*job));
+            let job = self.store_job(&Arc::new(scaled), submission.as_ref(), Some(&*job), false);
             event.evaluation =
                 self.first_evaluation(&job, command.evaluation, None, Trigger::JobScaling);
             job_modify_index = job.job_modify_index;
@@ -295,22 +295,6 @@ fn with_count(spec: &JobSpec, group: &str, count: u32) -> JobSpec {
         one.count = count;
     }
     spec
-}
-
-/// The spec with the counts that its groups have in another one.
-pub(super) fn with_counts_of(spec: &Arc<JobSpec>, other: &JobSpec) -> Arc<JobSpec> {
-    let is_same =
-        |group: &TaskGroup| other.group(&group.name).is_none_or(|other| other.count == group.count);
-    if spec.groups.iter().all(is_same) {
-        return Arc::clone(spec);
-    }
-    let mut spec = (**spec).clone();
-    for group in &mut spec.groups {
-        if let Some(other) = other.group(&group.name) {
-            group.count = other.count;
-        }
-    }
-    Arc::new(spec)
 }
 
 #[cfg(test)]

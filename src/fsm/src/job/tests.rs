@@ -12,7 +12,7 @@ use crate::{
     id::{EvaluationId, Index},
     job::{
         DeregisterJob, EvaluateJob, JobKind, JobSpec, JobStatus, MarkJobVersion, Parameterized,
-        RegisterJob, Submission, VersionMark,
+        RegisterJob, Submission, Task, TaskResources, VersionMark,
     },
     limits,
     settings::{
@@ -33,6 +33,8 @@ fn enforced(driver: &mut Driver, name: &str, count: u32, index: Index) -> Reply 
             evaluation_priority: None,
             submission: None,
             preserve_counts: false,
+            preserve_resources: false,
+            stop: false,
         }))
         .reply
 }
@@ -168,6 +170,8 @@ fn a_submission_is_kept_with_its_version_and_bounded() {
                 evaluation_priority: None,
                 submission: submission.map(Arc::new),
                 preserve_counts: false,
+                preserve_resources: false,
+                stop: false,
             }))
             .reply
     };
@@ -744,4 +748,70 @@ fn tags_of_a_job_have_a_bound() {
             assert!(rejection.contains("tagged versions"), "{rejection}");
         }
     }
+}
+
+/// Resources of tasks that are there already stay as the job has them; new tasks get what is asked for.
+#[test]
+fn a_registration_keeps_resources_when_it_is_asked_to() {
+    let mut driver = Driver::default();
+    let resources = |cpu_mhz| TaskResources { cpu_mhz, memory_mb: 64, memory_mb_max: 0 };
+    let mut spec = job("t", JobKind::Service, 1);
+    spec.groups[0].tasks[0].resources = resources(100);
+    driver.register_job(spec.clone());
+    let mut changed = spec;
+    changed.groups[0].count = 3;
+    changed.groups[0].tasks[0].resources = resources(500);
+    let new = Task { name: "new".into(), ..changed.groups[0].tasks[0].clone() };
+    changed.groups[0].tasks.push(new);
+    let mut registered = |preserve_resources| {
+        let evaluation = driver.evaluation_id();
+        driver.accept(Command::RegisterJob(RegisterJob {
+            spec: Arc::new(changed.clone()),
+            enforce_index: None,
+            evaluation,
+            evaluation_priority: None,
+            submission: None,
+            preserve_counts: false,
+            preserve_resources,
+            stop: false,
+        }));
+        let row = driver.state.jobs().get(&job_key("t")).unwrap();
+        let group = driver.state.current_spec(row).unwrap().groups[0].clone();
+        let cpu: Vec<_> = group.tasks.iter().map(|task| task.resources.cpu_mhz).collect();
+        (group.count, cpu)
+    };
+    assert_eq!(registered(true), (3, vec![100, 500]));
+    assert_eq!(registered(false), (3, vec![500, 500]));
+}
+
+/// A version that is a stop is registered as one: the job has its spec and does not run.
+#[test]
+fn a_stop_is_registered_as_a_version() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    driver.register_job(job("t", JobKind::Service, 1));
+    driver.run("t", 0, node);
+    let mut other = job("t", JobKind::Service, 2);
+    other.meta.insert("a".into(), "b".into());
+    let register = |driver: &mut Driver, stop| {
+        let evaluation = driver.evaluation_id();
+        driver.accept(Command::RegisterJob(RegisterJob {
+            spec: Arc::new(other.clone()),
+            enforce_index: None,
+            evaluation,
+            evaluation_priority: None,
+            submission: None,
+            preserve_counts: false,
+            preserve_resources: false,
+            stop,
+        }));
+        let row = driver.state.jobs().get(&job_key("t")).unwrap().clone();
+        let version = driver.state.versions_of(&row.key, row.create_index)[0].clone();
+        assert_eq!((version.version, version.stop), (row.version, row.stop));
+        assert_eq!(version.spec.groups[0].count, 2);
+        (row.version, row.stop)
+    };
+    assert_eq!(register(&mut driver, true), (1, true));
+    assert_eq!(register(&mut driver, true), (1, true), "it is the same version");
+    assert_eq!(register(&mut driver, false), (2, false));
 }

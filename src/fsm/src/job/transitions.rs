@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, JobStatus, JobVersion, Launches,
-    MarkJobVersion, RegisterJob, Submission, VersionMark, VersionTag, scaling::with_counts_of,
+    MarkJobVersion, RegisterJob, Submission, VersionMark, VersionTag,
 };
 use crate::{
     allocation::{Allocation, ClientStatus},
@@ -62,14 +62,16 @@ impl Turn<'_> {
             evaluation_priority,
             ref submission,
             preserve_counts,
+            preserve_resources,
+            stop,
         } = *command;
         if self.state.scheduler_configuration().reject_job_registration {
             return Err(Rejection::RegistrationDisabled);
         }
         let old = self.state.jobs.get(&spec.key).cloned();
         let spec = &match &old {
-            Some(old) if preserve_counts => self.with_counts_of(spec, old),
-            Some(_) | None => Arc::clone(spec),
+            Some(old) => self.preserving(spec, old, preserve_counts, preserve_resources),
+            None => Arc::clone(spec),
         };
         spec.check().map_err(refused)?;
         submission.as_deref().map_or(Ok(()), Submission::check).map_err(refused)?;
@@ -114,7 +116,10 @@ impl Turn<'_> {
             }
         }
         self.check_evaluation_id(evaluation)?;
-        let job = self.store_job(spec, submission.as_ref(), old.as_deref());
+        if stop {
+            self.cancel_blocked(&spec.key, None, "the job was stopped");
+        }
+        let job = self.store_job(spec, submission.as_ref(), old.as_deref(), stop);
         let made =
             self.first_evaluation(&job, evaluation, evaluation_priority, Trigger::JobRegister);
         self.jobs.insert(job.key.clone());
@@ -125,10 +130,29 @@ impl Turn<'_> {
         })
     }
 
-    /// The spec with the counts of the version that the job is at.
-    fn with_counts_of(&self, spec: &Arc<JobSpec>, job: &Job) -> Arc<JobSpec> {
-        let current = self.state.current_spec(job);
-        current.map_or_else(|| Arc::clone(spec), |current| with_counts_of(spec, current))
+    /// The spec with what a registration keeps of the version that the job is at.
+    fn preserving(
+        &self,
+        spec: &Arc<JobSpec>,
+        job: &Job,
+        counts: bool,
+        resources: bool,
+    ) -> Arc<JobSpec> {
+        let Some(current) = self.state.current_spec(job).filter(|_| counts || resources) else {
+            return Arc::clone(spec);
+        };
+        let mut kept = (**spec).clone();
+        for group in &mut kept.groups {
+            let Some(known) = current.group(&group.name) else { continue };
+            if counts {
+                group.count = known.count;
+            }
+            for task in group.tasks.iter_mut().filter(|_| resources) {
+                let same = known.tasks.iter().find(|known| known.name == task.name);
+                task.resources = same.map_or(task.resources, |known| known.resources);
+            }
+        }
+        Arc::new(kept)
     }
 
     pub(crate) fn store_job(
@@ -136,9 +160,10 @@ impl Turn<'_> {
         spec: &Arc<JobSpec>,
         submission: Option<&Arc<Submission>>,
         old: Option<&Job>,
+        stop: bool,
     ) -> Job {
         let unchanged = old.is_some_and(|old| {
-            !old.stop && self.state.current_spec(old).is_some_and(|current| current == spec)
+            old.stop == stop && self.state.current_spec(old).is_some_and(|current| current == spec)
         });
         let mut job = match old {
             Some(old) => {
@@ -165,7 +190,7 @@ impl Turn<'_> {
             },
         };
         if !unchanged {
-            job.stop = false;
+            job.stop = stop;
             job.priority = spec.priority;
             job.parameterized = spec.parameterized.is_some();
             job.periodic = spec.periodic.as_ref().map(|block| {
@@ -179,6 +204,10 @@ impl Turn<'_> {
                 Launches { since_s, ..known }
             });
             job.submitted_at = self.at;
+            if stop {
+                job.queued.clear();
+                job.waiting = None;
+            }
             let submission = submission.cloned();
             self.store_version(&mut job, spec, submission);
             self.cancel_deployments(&job.key, text::NEWER_JOB);
@@ -433,20 +462,23 @@ impl Turn<'_> {
 
     /// Marks the failed allocations of a job that have no successor.
     fn force_reschedules(&mut self, job: &Job) {
-        let is_waiting = |row: &Allocation| {
-            row.job_create_index == job.create_index
-                && row.client == ClientStatus::Failed
-                && !row.is_server_terminal()
-                && !row.is_ended_by_request()
-                && row.next.is_none_or(|next| !self.state.allocations.contains(&next))
-        };
-        let rows = self.state.allocations_of_job(&job.key).filter(|row| is_waiting(row));
+        let rows = self.state.allocations_of_job(&job.key);
+        let rows = rows.filter(|row| self.is_to_replace(job, row));
         let rows: Vec<_> = rows.cloned().collect();
         for row in rows {
             let mut row = (*row).clone();
             row.transition.reschedule = true;
             self.put_allocation(row);
         }
+    }
+
+    /// Whether an allocation of a job has failed and has no successor.
+    pub(crate) fn is_to_replace(&self, job: &Job, row: &Allocation) -> bool {
+        row.job_create_index == job.create_index
+            && row.client == ClientStatus::Failed
+            && !row.is_server_terminal()
+            && !row.is_ended_by_request()
+            && row.next.is_none_or(|next| !self.state.allocations.contains(&next))
     }
 
     /// Marks the allocations of a job that would end with a delay, or wait for it already.

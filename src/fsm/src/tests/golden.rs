@@ -780,6 +780,8 @@ fn registration(evaluation: EvaluationId) -> Command {
         evaluation_priority: Some(60),
         submission: Some(submission()),
         preserve_counts: true,
+        preserve_resources: true,
+        stop: true,
     })
 }
 

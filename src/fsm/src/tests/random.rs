@@ -308,6 +308,8 @@ impl Maker<'_> {
                     evaluation_priority: self.dice.one_in(9).then_some(u16::MAX),
                     submission: self.dice.one_in(3).then(|| self.submission()),
                     preserve_counts: self.dice.one_in(3),
+                    preserve_resources: self.dice.one_in(3),
+                    stop: self.dice.one_in(6),
                 })
             }
         }

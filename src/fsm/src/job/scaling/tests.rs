@@ -191,6 +191,8 @@ fn a_registration_keeps_counts_when_it_is_asked_to() {
                 evaluation_priority: None,
                 submission: None,
                 preserve_counts,
+                preserve_resources: false,
+                stop: false,
             }))
             .reply;
         (matches!(reply, Reply::Job { .. }), count(&driver))
