@@ -159,6 +159,35 @@ fn what_fails_before_its_stop_has_ended_by_request() {
     assert!(row.transition.reschedule && !row.is_ended_by_request(), "it may be run again");
 }
 
+/// A stop with a replacement runs an instance again that has failed and has no attempts left; of one that has ended otherwise it says so.
+#[test]
+fn a_failed_instance_is_run_again_when_that_is_asked_for() {
+    let (mut driver, id) = running(JobKind::Batch);
+    driver.report(id, ClientStatus::Failed);
+    let command = |driver: &mut Driver, replacement| {
+        let evaluation = driver.evaluation_id();
+        stop_allocation(id, replacement, evaluation)
+    };
+    let plain = command(&mut driver, Replacement::ByKind);
+    driver.accept(plain);
+    assert!(!driver.allocation(id).transition.reschedule);
+    for _ in 0..2 {
+        let again = command(&mut driver, Replacement::Always);
+        driver.accept(again);
+        assert!(driver.allocation(id).transition.reschedule);
+        assert!(!driver.allocation(id).transition.migrate);
+    }
+    let (mut driver, id) = running(JobKind::Batch);
+    driver.report(id, ClientStatus::Complete);
+    let command = |driver: &mut Driver| {
+        let evaluation = driver.evaluation_id();
+        stop_allocation(id, Replacement::Always, evaluation)
+    };
+    let refused = command(&mut driver);
+    let why = driver.reject(refused).to_string();
+    assert!(why.contains("has ended (complete)"), "{why}");
+}
+
 /// What is lost before it was stopped did not end by request: it is made up for.
 #[test]
 fn what_is_lost_before_its_stop_has_not_ended_by_request() {

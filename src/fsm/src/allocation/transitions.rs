@@ -14,7 +14,7 @@ use crate::{
     effect::Effect,
     evaluation::{Evaluation, Trigger},
     id::{JobKey, NodeId, Text},
-    job::JobKind,
+    job::{Job, JobKind},
     limits,
     resources::Resources,
 };
@@ -180,6 +180,27 @@ impl Turn<'_> {
         Reply::Done
     }
 
+    /// Has an instance that failed replaced, whatever bound or delay it waits for; one that ended in another way has no successor to come.
+    fn run_again(&mut self, job: &Job, old: &Allocation) -> Result<(), Rejection> {
+        let next = old.next.filter(|next| self.state.allocations.contains(next));
+        if let Some(next) = next {
+            let text = format!("alloc {} has ended, and alloc {next} has its place", old.id);
+            return Err(Rejection::Invalid(text.into()));
+        }
+        if !old.transition.reschedule && !self.is_to_replace(job, old) {
+            let text = format!(
+                "alloc {} has ended ({}): only one that runs, that has failed or that was stopped is replaced",
+                old.id,
+                old.client.name()
+            );
+            return Err(Rejection::Invalid(text.into()));
+        }
+        let mut row = old.clone();
+        row.transition.reschedule = true;
+        self.put_allocation(row);
+        Ok(())
+    }
+
     pub(crate) fn stop_allocation(&mut self, command: &StopAllocation) -> Outcome {
         let StopAllocation { id, replacement, no_shutdown_delay, evaluation } = *command;
         let old = self.state.allocations.get(&id).cloned().ok_or_else(|| not_found("alloc"))?;
@@ -194,7 +215,10 @@ impl Turn<'_> {
             return Err(Rejection::Invalid(text.into()));
         }
         let is_always = replacement == Replacement::Always;
-        if old.is_live() || (is_always && old.is_ended_by_request()) {
+        let is_stopped = is_always && old.is_ended_by_request();
+        if is_always && !old.is_live() && !is_stopped {
+            self.run_again(&job, &old)?;
+        } else if old.is_live() || is_stopped {
             let mut row = (*old).clone();
             row.transition.migrate = true;
             match replacement {
