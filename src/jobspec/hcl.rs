@@ -14,7 +14,7 @@ use super::{
     coerce::{text_values, typed},
     diagnostic::Sink,
     expression,
-    schema::{self, CONDITION_SHORT_FORMS, Finish, Label, Shape},
+    schema::{self, CONDITION_SHORT_FORMS, Finish, Label, Shape, TASK_SCALING},
     suggest::did_you_mean,
 };
 
@@ -279,6 +279,7 @@ fn unknown(
     }
     if reading.table.unsupported.contains(&name) {
         let message = match what {
+            Written::Block if name == "scaling" => format!("{title}: {TASK_SCALING}"),
             Written::Block => format!(
                 "{title}: {name} blocks are not supported yet: remove the block or run this job elsewhere"
             ),

@@ -260,6 +260,11 @@ fn tasks() -> Vec<(&'static str, Value, Verdict)> {
         ("~/Identities", json!([{"Name": "a"}, {"Name": "a"}]), Refused("another identity")),
         ("~/Lifecycle", json!({"Hook": "prestart"}), RefusedHere("not supported", NOT_BUILT)),
         ("~/Templates", json!([{"EmbeddedTmpl": "x"}]), RefusedHere("not supported", NOT_BUILT)),
+        (
+            "~/ScalingPolicies",
+            json!([{"Type": "vertical_cpu", "Max": 500}]),
+            RefusedHere("Enterprise alone", "only there it does something"),
+        ),
     ]
 }
 

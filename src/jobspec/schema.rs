@@ -239,6 +239,9 @@ static TASK: Block = Block {
     finish: Finish::Task,
 };
 
+/// Why a task has no scaling block: policies of the types `vertical_cpu` and `vertical_mem` exist in Nomad Enterprise alone.
+pub(super) const TASK_SCALING: &str = "scaling blocks of tasks (Dynamic Application Sizing) exist in Nomad Enterprise alone: write cpu and memory into the resources block, or put the scaling block into the group, where it scales the count";
+
 static IDENTITY: Block = plain(&[
     text("name", "Name"),
     texts("aud", "Audience"),

@@ -15,7 +15,7 @@ use super::{
     policy::Inherited,
     service::{Services, canonical, without_nulls},
 };
-use crate::jobspec::suggest::did_you_mean;
+use crate::jobspec::{schema::TASK_SCALING, suggest::did_you_mean};
 
 /// MHz of a task that asks for none.
 const CPU_MHZ_DEFAULT: u64 = 100;
@@ -148,13 +148,15 @@ fn refuse_unsupported(fields: &mut Fields<'_>, name: &str, report: &mut Report) 
         ("VolumeMounts", "volume_mount blocks are"),
         ("CSIPluginConfig", "csi_plugin blocks are"),
         ("Lifecycle", "lifecycle blocks are"),
-        ("ScalingPolicies", "scaling blocks are"),
         ("Secrets", "secret blocks are"),
         ("Actions", "action blocks are"),
         ("Schedule", "schedule blocks are"),
         ("Kind", "task kinds (Connect sidecars and gateways) are"),
     ] {
         fields.refuse(field, &owner, what, report);
+    }
+    if fields.value("ScalingPolicies").is_some_and(|value| !is_empty(value)) {
+        report.error(fields.at("ScalingPolicies"), format!("{owner}: {TASK_SCALING}"));
     }
     refuse_consul(fields, &owner, report);
 }

@@ -24,6 +24,9 @@ job "web" {
         device "nvidia/gpu" {}
       }
       identity {}
+      scaling "cpu" {
+        max = 500
+      }
     }
     service {
       connect {
