@@ -13,4 +13,5 @@ mod recompute;
 mod recovery;
 mod scheduling;
 mod shortages;
+mod streams;
 mod traces;

@@ -6,7 +6,7 @@ use std::{
     fs, io,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::fs::FileExt,
+        unix::fs::{FileExt, MetadataExt},
     },
     path::{Component, Path, PathBuf},
     sync::Arc,
@@ -161,8 +161,15 @@ impl Found {
         Ok(found)
     }
 
-    fn metadata(&self) -> io::Result<fs::Metadata> {
+    pub(super) fn metadata(&self) -> io::Result<fs::Metadata> {
         fs::metadata(self.link())
+    }
+
+    /// Whether it is still what its path leads to.
+    pub(super) fn is_in_place(&self) -> io::Result<bool> {
+        let own = self.metadata()?;
+        Ok(fs::symlink_metadata(&self.path)
+            .is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())))
     }
 
     /// Leads to what was found itself, whatever is at its path by now.
@@ -241,7 +248,7 @@ fn beginning(opened: io::Result<fs::File>) -> Option<Vec<u8>> {
 }
 
 /// What is at a path: inside the allocation's directory and not hidden.
-fn resolve(root: &Path, asked: &str) -> Result<Found, HttpError> {
+pub(super) fn resolve(root: &Path, asked: &str) -> Result<Found, HttpError> {
     let relative: PathBuf = Path::new(asked)
         .components()
         .filter(|part| !matches!(part, Component::RootDir | Component::CurDir))

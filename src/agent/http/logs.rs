@@ -2,7 +2,7 @@
 //! in the same way.
 //!
 //! `plain=true` gives the bytes; otherwise Nomad's frames: JSON objects with the bytes in base64, the file's name and the offset
-//! behind them, and an empty object as a sign of life.
+//! behind them, and an empty object as a sign of life. A file that is deleted or cut off while it is followed is told by the frame's event.
 
 use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -111,6 +111,33 @@ async fn answer(
     Ok(Body::from_stream(ReceiverStream::new(chunks)).into_response())
 }
 
+/// What happened to a file that is followed, in Nomad's words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Event {
+    /// It is not at its path any more.
+    Deleted,
+    /// It is shorter than what was read of it: it is read from its beginning again.
+    Truncated,
+}
+
+impl Event {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Deleted => "file deleted",
+            Self::Truncated => "file truncated",
+        }
+    }
+}
+
+/// What a look at a followed stream finds.
+#[derive(PartialEq, Eq, Debug)]
+enum Look {
+    /// What follows the place, and the place behind it.
+    Data(Vec<u8>, Position),
+    Happened(Event),
+    Nothing,
+}
+
 /// What is read.
 #[derive(Clone)]
 enum Source {
@@ -162,6 +189,11 @@ impl Source {
         }
     }
 
+    /// Whether nothing follows when the file is gone.
+    fn is_one_file(&self) -> bool {
+        matches!(self, Self::File { .. })
+    }
+
     /// The file's name in frames.
     fn shown(&self, index: u64) -> String {
         match self {
@@ -203,6 +235,29 @@ impl Source {
     /// What follows a place, and the place behind it; nothing at the end.
     fn read(&self, at: Position) -> io::Result<Option<(Vec<u8>, Position)>> {
         self.read_by(at, || self.indexes())
+    }
+
+    /// What follows a place, or why nothing does.
+    fn look(&self, at: Position) -> io::Result<Look> {
+        Ok(match self.read(at)? {
+            Some((data, next)) => Look::Data(data, next),
+            None => self.event(at)?.map_or(Look::Nothing, Look::Happened),
+        })
+    }
+
+    /// What happened to the file of a place of which nothing more is to be read.
+    fn event(&self, at: Position) -> io::Result<Option<Event>> {
+        let size = match self {
+            // The file of a log that was never written to is not missed.
+            Self::Logs { .. } if at.offset == 0 => return Ok(None),
+            Self::Logs { .. } => self.open(at.index)?.map(|file| file.metadata()).transpose()?,
+            Self::File { file, .. } => file.is_in_place()?.then(|| file.metadata()).transpose()?,
+        };
+        Ok(match size {
+            None => Some(Event::Deleted),
+            Some(metadata) if metadata.len() < at.offset => Some(Event::Truncated),
+            Some(_) => None,
+        })
     }
 
     /// The files are listed once, however many of them are empty.
@@ -254,21 +309,37 @@ struct Reader {
 impl Reader {
     async fn copy(self, mut at: Position) {
         let mut quiet = 0;
+        // Told with the data that follows it.
+        let mut truncated = None;
+        // A log goes on in another file, so that its deletion is told once.
+        let mut is_missed = false;
         loop {
             // Asked before the read: what a task wrote before its end is then in what is read.
             let dead = self.is_dead();
             let source = self.source.clone();
-            let read = self.files.work.run(move || Ok(source.read(at)?)).await;
+            let read = self.files.work.run(move || Ok(source.look(at)?)).await;
             match read.map_err(io::Error::other) {
-                Ok(Some((data, next))) => {
+                Ok(Look::Data(data, next)) => {
                     quiet = 0;
+                    is_missed = false;
                     at = next;
-                    if self.chunks.send(Ok(self.frame(&data, at))).await.is_err() {
+                    if !self.send(&data, at, truncated.take()).await {
                         return;
                     }
                 }
-                Ok(None) if !self.follow || dead => return,
-                Ok(None) => {
+                Ok(Look::Happened(_) | Look::Nothing) if !self.follow || dead => return,
+                Ok(Look::Happened(Event::Truncated)) => {
+                    truncated = Some(Event::Truncated);
+                    at.offset = 0;
+                }
+                Ok(Look::Happened(Event::Deleted)) if !is_missed => {
+                    is_missed = true;
+                    if !self.send(&[], at, Some(Event::Deleted)).await || self.source.is_one_file()
+                    {
+                        return;
+                    }
+                }
+                Ok(Look::Happened(Event::Deleted) | Look::Nothing) => {
                     quiet += 1;
                     if quiet % QUIET_LOOKS_MAX == 0 && !self.plain {
                         let sign_of_life = Ok(Bytes::from_static(b"{}"));
@@ -299,15 +370,27 @@ impl Reader {
         }
     }
 
-    fn frame(&self, data: &[u8], end: Position) -> Bytes {
-        if self.plain {
-            return Bytes::copy_from_slice(data);
-        }
-        let file = self.source.shown(end.index);
-        let frame =
-            serde_json::json!({"Data": base64::encode(data), "File": file, "Offset": end.offset});
-        Bytes::from(frame.to_string())
+    /// Sends what was read, or what happened; false when nobody listens any more.
+    async fn send(&self, data: &[u8], end: Position, event: Option<Event>) -> bool {
+        let chunk = match (self.plain, data) {
+            (true, []) => return true,
+            (true, data) => Bytes::copy_from_slice(data),
+            (false, data) => frame(&self.source.shown(end.index), data, end.offset, event),
+        };
+        self.chunks.send(Ok(chunk)).await.is_ok()
     }
+}
+
+/// One frame; what is empty is left out.
+fn frame(file: &str, data: &[u8], offset: u64, event: Option<Event>) -> Bytes {
+    let mut frame = serde_json::json!({ "File": file, "Offset": offset });
+    if !data.is_empty() {
+        frame["Data"] = base64::encode(data).into();
+    }
+    if let Some(event) = event {
+        frame["FileEvent"] = event.text().into();
+    }
+    Bytes::from(frame.to_string())
 }
 
 #[cfg(test)]
@@ -350,6 +433,55 @@ mod tests {
         let (data, at) = source.read(at).unwrap().unwrap();
         assert_eq!(data, b"ef");
         assert_eq!(source.read(at).unwrap(), None);
+    }
+
+    #[test]
+    fn a_log_that_is_deleted_or_cut_off_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = source(&directory);
+        let (start, end) = (Position { index: 3, offset: 0 }, Position { index: 3, offset: 4 });
+        assert_eq!(source.look(start).unwrap(), Look::Nothing, "nothing was there");
+        std::fs::write(path(&source, 3), "abcd").unwrap();
+        assert_eq!(source.look(start).unwrap(), Look::Data(b"abcd".to_vec(), end));
+        assert_eq!(source.look(end).unwrap(), Look::Nothing);
+        std::fs::write(path(&source, 3), "ab").unwrap();
+        assert_eq!(source.look(end).unwrap(), Look::Happened(Event::Truncated));
+        std::fs::remove_file(path(&source, 3)).unwrap();
+        assert_eq!(source.look(end).unwrap(), Look::Happened(Event::Deleted));
+        // What was written behind it is read first.
+        std::fs::write(path(&source, 4), "ef").unwrap();
+        let next = Position { index: 4, offset: 2 };
+        assert_eq!(source.look(end).unwrap(), Look::Data(b"ef".to_vec(), next));
+        let told = frame("alloc/logs/t.stdout.3", &[], 4, Some(Event::Deleted));
+        let expected = serde_json::json!({
+            "File": "alloc/logs/t.stdout.3", "Offset": 4, "FileEvent": "file deleted",
+        });
+        assert_eq!(serde_json::from_slice::<serde_json::Value>(&told).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_file_that_is_deleted_replaced_or_cut_off_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = std::fs::canonicalize(directory.path()).unwrap().join("data");
+        let end = Position { index: 0, offset: 4 };
+        let follow = || {
+            std::fs::write(&at, "abcd").unwrap();
+            let file = Arc::new(super::super::files::resolve(directory.path(), "data").unwrap());
+            let source = Source::File { file, shown: "data".to_owned() };
+            assert_eq!(source.look(end).unwrap(), Look::Nothing);
+            source
+        };
+        let source = follow();
+        std::fs::write(&at, "a").unwrap();
+        assert_eq!(source.look(end).unwrap(), Look::Happened(Event::Truncated));
+        let source = follow();
+        std::fs::remove_file(&at).unwrap();
+        assert_eq!(source.look(end).unwrap(), Look::Happened(Event::Deleted));
+        // Another file has its name now.
+        let source = follow();
+        std::fs::write(directory.path().join("other"), "abcdef").unwrap();
+        std::fs::rename(directory.path().join("other"), &at).unwrap();
+        assert_eq!(source.look(end).unwrap(), Look::Happened(Event::Deleted));
     }
 
     #[test]
