@@ -93,17 +93,17 @@ impl<'a> Rollout<'a> {
         !(self.has_failed() || self.is_paused() || waits || begins_with_canaries)
     }
 
-    /// What a deployment of this spec is to reach, by group. `canaries`: whether the group begins with them.
+    /// What a deployment of this spec is to reach, by group. `canaries`: how many the group begins with.
     pub(crate) fn goals(
         &self,
         spec: &JobSpec,
-        canaries: impl Fn(usize) -> bool,
+        canaries: impl Fn(usize) -> u32,
     ) -> BTreeMap<Text, DeploymentGoal> {
         let groups = spec.groups.iter().enumerate().filter(|(_, group)| group.count > 0);
         let goals = groups.filter_map(|(number, group)| {
-            let update = self.strategy(group)?;
-            let canaries = if canaries(number) { update.canaries } else { 0 };
-            Some((group.name.clone(), DeploymentGoal { canaries, total: group.count }))
+            self.strategy(group)?;
+            let goal = DeploymentGoal { canaries: canaries(number), total: group.count };
+            Some((group.name.clone(), goal))
         });
         goals.collect()
     }

@@ -208,11 +208,12 @@ impl<'a> Work<'a> {
     /// Begins a deployment if this version needs one, and holds back what has to wait for it.
     fn begin(&mut self, changes: &mut [Changes<'a>], destructive: &[Vec<&'a Allocation>]) {
         let spec = self.spec;
-        let begins_with_canaries = |number: usize| {
-            let strategy = self.rollout.strategy(&spec.groups[number]);
-            self.rollout.may_begin_with_canaries()
-                && strategy.is_some_and(|update| update.canaries > 0)
-                && !destructive[number].is_empty()
+        // Never more canaries than the group has instances.
+        let canaries = |number: usize| {
+            let group = &spec.groups[number];
+            let begins = self.rollout.may_begin_with_canaries() && !destructive[number].is_empty();
+            let strategy = self.rollout.strategy(group).filter(|_| begins);
+            strategy.map_or(0, |update| update.canaries.min(group.count))
         };
         let is_needed = spec.groups.iter().enumerate().any(|(number, group)| {
             let is_updated = !destructive[number].is_empty() || self.in_place.contains(&number);
@@ -222,12 +223,12 @@ impl<'a> Work<'a> {
         });
         let version = self.draft.target.version();
         for (number, (group, own)) in spec.groups.iter().zip(changes.iter_mut()).enumerate() {
-            let begins = begins_with_canaries(number);
-            if self.rollout.is_open(group, begins) {
+            let wanted = canaries(number);
+            if self.rollout.is_open(group, wanted > 0) {
                 continue;
             }
             own.hold(version, self.rollout.takes_canaries());
-            if let Some(update) = self.rollout.strategy(group).filter(|_| begins) {
+            if wanted > 0 {
                 // With names of those that are to be replaced: others keep theirs.
                 let mut names: Vec<u32> = destructive[number]
                     .iter()
@@ -237,16 +238,14 @@ impl<'a> Work<'a> {
                 names.sort_unstable();
                 names.dedup();
                 let free = (0..).filter(|name| !own.current_names.contains(name));
-                let more: Vec<u32> = free
-                    .filter(|name| !names.contains(name))
-                    .take(update.canaries as usize)
-                    .collect();
-                let canaries = names.into_iter().chain(more).take(update.canaries as usize);
-                own.placements.extend(canaries.map(|name| PlaceWish::new(name, true)));
+                let more: Vec<u32> =
+                    free.filter(|name| !names.contains(name)).take(wanted as usize).collect();
+                let names = names.into_iter().chain(more).take(wanted as usize);
+                own.placements.extend(names.map(|name| PlaceWish::new(name, true)));
             }
         }
         if is_needed && !self.rollout.is_begun() {
-            let goals = self.rollout.goals(spec, begins_with_canaries);
+            let goals = self.rollout.goals(spec, canaries);
             self.draft.begin_deployment(goals);
         }
     }

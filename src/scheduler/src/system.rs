@@ -359,7 +359,7 @@ impl<'a> Work<'a> {
         match self.stack.try_node(in_stack, position) {
             Ok(choice) => {
                 self.stack.take(in_stack, &choice);
-                let wish = PlaceWish { previous, version, ..PlaceWish::new(0, canary) };
+                let wish = PlaceWish { version, previous, ..PlaceWish::new(0, canary) };
                 self.draft.place(group, &wish, choice);
                 true
             }

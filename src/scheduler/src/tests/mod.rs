@@ -4,6 +4,7 @@ mod cluster;
 
 mod affinity;
 mod annotate;
+mod canaries;
 mod checker;
 mod feasibility;
 mod language;

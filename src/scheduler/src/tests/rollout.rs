@@ -15,7 +15,7 @@ use super::{
 };
 
 /// A service of `count` instances that is updated `max_parallel` at a time, with canaries.
-fn service(count: u32, max_parallel: u32, canaries: u32) -> JobSpec {
+pub(super) fn service(count: u32, max_parallel: u32, canaries: u32) -> JobSpec {
     let mut spec = job(JobKind::Service);
     spec.groups[0].count = count;
     let mut strategy = update(max_parallel);
@@ -24,14 +24,14 @@ fn service(count: u32, max_parallel: u32, canaries: u32) -> JobSpec {
     spec
 }
 
-fn next(spec: &JobSpec, user: &str) -> JobSpec {
+pub(super) fn next(spec: &JobSpec, user: &str) -> JobSpec {
     let mut next = spec.clone();
     next.groups[0].tasks[0].user = user.into();
     next
 }
 
 /// A cluster on which the first version is healthy, and the second began with its canaries.
-fn begun(count: u32, canaries: u32) -> (Cluster, JobSpec, Plan) {
+pub(super) fn begun(count: u32, canaries: u32) -> (Cluster, JobSpec, Plan) {
     let mut cluster = Cluster::with_nodes(20);
     let spec = service(count, 2, canaries);
     cluster.run(&spec);
@@ -42,11 +42,11 @@ fn begun(count: u32, canaries: u32) -> (Cluster, JobSpec, Plan) {
     (cluster, spec, plan)
 }
 
-fn deployment(cluster: &Cluster, spec: &JobSpec) -> DeploymentId {
+pub(super) fn deployment(cluster: &Cluster, spec: &JobSpec) -> DeploymentId {
     cluster.state.active_deployment(&spec.key).unwrap().id
 }
 
-fn act(cluster: &mut Cluster, spec: &JobSpec, verb: &str) {
+pub(super) fn act(cluster: &mut Cluster, spec: &JobSpec, verb: &str) {
     let id = deployment(cluster, spec);
     cluster.commit(|evaluation| -> Command {
         match verb {
@@ -57,14 +57,14 @@ fn act(cluster: &mut Cluster, spec: &JobSpec, verb: &str) {
     });
 }
 
-fn healthy(cluster: &mut Cluster, plan: &Plan) {
+pub(super) fn healthy(cluster: &mut Cluster, plan: &Plan) {
     for placement in &plan.placements {
         cluster.set_health(placement.id, true);
     }
 }
 
 /// Names of live allocations of a version, sorted.
-fn names(cluster: &Cluster, spec: &JobSpec, version: u64) -> Vec<u32> {
+pub(super) fn names(cluster: &Cluster, spec: &JobSpec, version: u64) -> Vec<u32> {
     let live = cluster.live(spec).into_iter().filter(|row| row.job_version == version);
     let mut names: Vec<_> = live.map(|row| row.name_index).collect();
     names.sort_unstable();
