@@ -70,6 +70,7 @@ async fn versions_are_listed_with_what_differs() {
     server.stop().await;
 }
 
+/// D6: a version that is not there, that runs already or that somebody has gone on from is refused.
 #[tokio::test]
 async fn a_revert_runs_an_earlier_version_as_a_new_one() {
     let (server, _) = with_versions(&[1, 2, 5]).await;

@@ -1,4 +1,4 @@
-//! The machine against the real state machine, with a wall clock that the test sets.
+//! The machine against the real state machine, with a wall clock that the test sets (D4).
 
 use fsm::{
     job::{JobKind, JobSpec},

@@ -181,6 +181,7 @@ fn a_full_queue_is_no_outcome() {
     assert_eq!(turn.answered(&PlanAnswer::QueueFull), crate::turn::After::Pause);
 }
 
+/// P13: a token that is not that of the lease is refused.
 #[test]
 fn a_plan_without_its_lease_is_closed() {
     let mut bench = Bench::new();
