@@ -162,7 +162,7 @@ use Kind::{Counter, Gauge};
 
 /// What metrics are about, by the beginning of their names behind `nomad.`; the first that fits holds. docs/operations.md,
 /// docs/pools.md and docs/capacity.md have each.
-const DESCRIBED: [(&str, Kind, &str); 42] = [
+const DESCRIBED: [(&str, Kind, &str); 43] = [
     ("client.uptime", Gauge, "Seconds since the machine of this agent started."),
     ("client.", Gauge, "The machine of this agent, and what runs there."),
     ("raft.log.first_index", Gauge, "First index in the log on disk."),
@@ -214,6 +214,7 @@ const DESCRIBED: [(&str, Kind, &str); 42] = [
     ("periodic.dealt_with", Counter, "Due times of periodic jobs that were launched or passed."),
     ("periodic.missed", Counter, "Due times that passed without a launch."),
     ("periodic.overlapped", Counter, "Due times at which a child was still alive."),
+    ("periodic.overtaken", Counter, "Launches that another change of their job came before."),
     ("deployments.", Gauge, "Deployments with a deadline that the leader watches."),
     ("leader.", Gauge, "The machines of the leader."),
     ("", Gauge, "See docs/operations.md."),

@@ -84,6 +84,9 @@ pub struct Launch {
     pub job: JobKey,
     /// The spec from which the due time follows: [`super::Job::job_modify_index`].
     pub job_modify_index: Index,
+    /// The last due time that the proposer knew of: [`super::Launches::last_due_s`]. A job that has
+    /// another one by now was launched meanwhile, so `missed` counts too many.
+    pub last_due_s: i64,
     /// Unix seconds.
     pub due_s: i64,
     /// Due times before it that passed without a launch, and are not counted yet.

@@ -1,7 +1,7 @@
 //! Launches: starts children of periodic jobs, each for a due time (ADR 0020).
 //!
 //! Invariant: the last due time of a job never goes back, so that none is dealt with twice; and each
-//! one that is dealt with has a child, or is counted in [`super::Launches`].
+//! one that is dealt with has a child, or is counted in [`super::Launches`], never both.
 
 use super::{ForcePeriodic, Job, Launch, LaunchPeriodic, Launches, NewChild};
 use crate::{
@@ -35,18 +35,14 @@ impl Turn<'_> {
     }
 
     fn launch(&mut self, launch: &Launch, position: u32) -> Result<(), Rejection> {
-        let Launch { ref job, job_modify_index, due_s, missed, evaluation } = *launch;
+        let Launch { ref job, job_modify_index, due_s, missed, evaluation, .. } = *launch;
         let (job, known) = self.enabled(job)?;
         if job.job_modify_index != job_modify_index {
             let text = format!("job \"{}\" has changed since it was due", job.key.id);
             return Err(refused(text));
         }
-        if due_s <= known.last_due_s && !is_planted(Plant::LaunchTwice) {
-            let text = format!(
-                "job \"{}\" was due at {due_s}, its last due time is {}",
-                job.key.id, known.last_due_s
-            );
-            return Err(refused(text));
+        if !is_planted(Plant::LaunchTwice) {
+            check_due(launch, known.last_due_s)?;
         }
         self.check_evaluation_id(evaluation)?;
         let overlaps = self.prohibits_overlap(&job) && self.has_child_alive(&job.key);
@@ -128,6 +124,25 @@ impl Turn<'_> {
         let key = JobKey { namespace: parent.namespace.clone(), id: id.clone() };
         self.state.jobs.contains(&key)
     }
+}
+
+/// A launch is that of a due time which comes after all that were dealt with, and its count of those
+/// that were missed begins at the last of these.
+fn check_due(launch: &Launch, last_due_s: i64) -> Result<(), Rejection> {
+    let Launch { ref job, last_due_s: known_s, due_s, .. } = *launch;
+    if due_s <= last_due_s {
+        let text =
+            format!("job \"{}\" was due at {due_s}, its last due time is {last_due_s}", job.id);
+        return Err(refused(text));
+    }
+    if known_s != last_due_s {
+        let text = format!(
+            "job \"{}\" was launched for {last_due_s} meanwhile: what was missed before {due_s} is counted from {known_s}",
+            job.id
+        );
+        return Err(refused(text));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

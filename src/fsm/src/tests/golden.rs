@@ -567,6 +567,7 @@ fn last(evaluation: EvaluationId) -> Vec<Command> {
             launches: vec![Launch {
                 job: job_key("t"),
                 job_modify_index: 28,
+                last_due_s: 1_699_999_999,
                 due_s: 1_700_000_000,
                 missed: 29,
                 evaluation,

@@ -345,6 +345,7 @@ impl Maker<'_> {
         let launches = (0..self.dice.below(3)).map(|_| Launch {
             job: job.clone(),
             job_modify_index: if self.dice.one_in(9) { 1 } else { known },
+            last_due_s: if self.dice.one_in(9) { 1 } else { last },
             due_s: last.saturating_add(self.dice.choose(&[-1, 0, 1, 2, 60])),
             missed: self.dice.choose(&[0, 1, u64::MAX]),
             evaluation: self.new_evaluation(),

@@ -3,7 +3,9 @@
 //! Due times are wall time, which comes in with each step. Of the due times of a job that have
 //! passed, the last is launched, and those before it are counted as missed: so at most one is made up
 //! after an outage, or when the clock jumps ahead. When it jumps back, nothing is launched until the
-//! last due time has passed once more. Whether a launch is right is judged again in `apply`.
+//! last due time has passed once more. Whether a launch is right is judged again in `apply`: it names
+//! the spec and the last due time that it follows from, and is refused when its job has others by
+//! then. That is a change of the row, so the job is looked at again.
 //!
 //! ```text
 //!  rows that changed ─► look ─► due (by wall time) ─► asked (by log time) ─► LaunchPeriodic
@@ -52,6 +54,9 @@ struct Counts {
     dealt_with: u64,
     missed: u64,
     overlapped: u64,
+    /// Launches that were asked for, and are refused because their job changed or was launched
+    /// first.
+    overtaken: u64,
 }
 
 /// The watch over periodic jobs.
@@ -117,6 +122,9 @@ impl PeriodicWatch {
             self.put(key, Watched { known, ..old.clone() });
             return;
         }
+        let asked = old.as_ref().and_then(|old| old.asked.as_ref());
+        self.counts.overtaken +=
+            u64::from(asked.is_some_and(|(_, launch)| launch.due_s != known.last_due_s));
         let schedule = match Schedule::parse(&block.specs, &block.time_zone) {
             Ok(schedule) => schedule,
             Err(error) => {
@@ -192,6 +200,7 @@ impl PeriodicWatch {
                     break Some(Launch {
                         job: key.clone(),
                         job_modify_index: watched.job_modify_index,
+                        last_due_s: watched.known.last_due_s,
                         due_s,
                         missed,
                         evaluation: fsm::EvaluationId(ids()),
@@ -297,6 +306,7 @@ impl Machine for PeriodicWatch {
         put("periodic.dealt_with", self.counts.dealt_with);
         put("periodic.missed", self.counts.missed);
         put("periodic.overlapped", self.counts.overlapped);
+        put("periodic.overtaken", self.counts.overtaken);
     }
 }
 

@@ -36,9 +36,11 @@ fn with_job(change: impl FnOnce(&mut Periodic)) -> Driver {
 }
 
 fn launch(driver: &mut Driver, due_s: i64, missed: u64) -> Launch {
-    let job_modify_index = driver.job_row("t").job_modify_index;
+    let row = driver.job_row("t");
+    let job_modify_index = row.job_modify_index;
+    let last_due_s = row.periodic.map_or(0, |known| known.last_due_s);
     let evaluation = driver.evaluation_id();
-    Launch { job: job_key("t"), job_modify_index, due_s, missed, evaluation }
+    Launch { job: job_key("t"), job_modify_index, last_due_s, due_s, missed, evaluation }
 }
 
 fn command(launches: Vec<Launch>) -> Command {
@@ -113,11 +115,28 @@ fn a_due_time_is_launched_once_whoever_asks() {
     assert_eq!(children(&driver).len(), 1);
 }
 
+/// A leader that proposes before it has heard of the last launch counts that one as missed.
+#[test]
+fn a_launch_that_does_not_know_of_the_last_one_is_refused() {
+    let mut driver = with_job(|_| {});
+    let first = launch(&mut driver, NIGHT, 0);
+    let second = launch(&mut driver, NIGHT + 60, 1);
+    assert_eq!(driver.accept(command(vec![first])), Reply::Done);
+    let text = "was launched for 2000000000 meanwhile: what was missed before 2000000060 is counted from 0";
+    refuse(&mut driver, second.clone(), text);
+    let ahead = Launch { last_due_s: NIGHT + 1, ..second.clone() };
+    refuse(&mut driver, ahead, "counted from 2000000001");
+    assert_eq!((launches(&driver).last_due_s, launches(&driver).missed), (NIGHT, 0));
+    let anew = Launch { last_due_s: NIGHT, missed: 0, ..second };
+    assert_eq!(driver.accept(command(vec![anew])), Reply::Done);
+    assert_eq!((launches(&driver).missed, children(&driver).len()), (0, 2));
+}
+
 #[test]
 fn launches_of_one_entry_are_judged_each_alone() {
     let mut driver = with_job(|_| {});
     let first = launch(&mut driver, NIGHT, 0);
-    let second = launch(&mut driver, NIGHT + 60, 1);
+    let second = Launch { last_due_s: NIGHT, ..launch(&mut driver, NIGHT + 60, 1) };
     let lost = Launch { job: job_key("nobody"), ..launch(&mut driver, NIGHT, 0) };
     let entry = vec![first.clone(), lost.clone(), first, second];
     assert_eq!(driver.accept(command(entry)), Reply::Done);

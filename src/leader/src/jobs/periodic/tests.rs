@@ -234,6 +234,30 @@ fn leaders_that_are_lost_at_any_step_of_a_launch_lose_no_due_time() {
     assert_eq!(children.len() as u64 + known.missed, 60, "{children:?} {known:?}");
 }
 
+/// The entry of the leader before is applied after the next one has proposed: what that one counted
+/// as missed is launched, so its own launch is refused, and counted anew.
+#[test]
+fn a_launch_that_is_applied_late_is_not_counted_as_missed() {
+    let mut world = each_second();
+    world.run(1_000);
+    world.driver.now += 1_000;
+    world.wall_ms += 1_000;
+    let late = world.look();
+    world.take_over();
+    world.driver.now += 1_000;
+    world.wall_ms += 1_000;
+    let next = world.look();
+    assert_eq!(next[0].missed, 1, "it knows of no launch for the second before");
+    for launches in [late, next] {
+        world.driver.commit(LaunchPeriodic { launches }.into());
+        world.tell(&job_key("t"));
+    }
+    assert_eq!(world.known("t").missed, 0);
+    world.settle();
+    assert_eq!((world.children("t"), world.known("t").missed), (vec![1, 2, 3], 0));
+    assert_eq!(world.watch.counts.overtaken, 1);
+}
+
 #[test]
 fn a_clock_that_jumps_launches_nothing_twice_and_no_storm() {
     let mut world = each_second();
