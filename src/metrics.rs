@@ -162,8 +162,13 @@ use Kind::{Counter, Gauge};
 
 /// What metrics are about, by the beginning of their names behind `nomad.`; the first that fits holds. docs/operations.md,
 /// docs/pools.md and docs/capacity.md have each.
-const DESCRIBED: [(&str, Kind, &str); 43] = [
+const DESCRIBED: [(&str, Kind, &str); 45] = [
     ("client.uptime", Gauge, "Seconds since the machine of this agent started."),
+    (
+        "client.tasks.max_run_duration_exceeded",
+        Counter,
+        "Tasks that this agent ended because of max_run_duration.",
+    ),
     ("client.", Gauge, "The machine of this agent, and what runs there."),
     ("raft.log.first_index", Gauge, "First index in the log on disk."),
     ("raft.log.", Counter, "Writes of the log on disk since the start."),
@@ -215,6 +220,11 @@ const DESCRIBED: [(&str, Kind, &str); 43] = [
     ("periodic.missed", Counter, "Due times that passed without a launch."),
     ("periodic.overlapped", Counter, "Due times at which a child was still alive."),
     ("periodic.overtaken", Counter, "Launches that another change of their job came before."),
+    (
+        "allocations.max_run_duration_exceeded",
+        Counter,
+        "Allocations that the leader stopped because their agents did not end them in time.",
+    ),
     ("deployments.", Gauge, "Deployments with a deadline that the leader watches."),
     ("leader.", Gauge, "The machines of the leader."),
     ("", Gauge, "See docs/operations.md."),

@@ -292,9 +292,16 @@ impl AllocationRunner {
         self.tasks[task].signaled(signal, now)
     }
 
-    /// Does what is due.
-    pub(crate) fn tick(&mut self, policy: &GroupPolicy, now: Moment, out: &mut Vec<Action>) {
+    /// Does what is due. Returns how many tasks have to end because the allocation runs too long.
+    pub(crate) fn tick(
+        &mut self,
+        policy: &GroupPolicy,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) -> usize {
+        let mut too_long = 0;
         if !self.is_stopping() && !self.is_terminal() && self.limit.ends(now) {
+            too_long = self.tasks.iter().filter(|task| !task.is_dead()).count();
             self.stop(policy, now, out);
         }
         if let Stopping::Delay(until_ms) = self.stopping
@@ -306,6 +313,7 @@ impl AllocationRunner {
             task.tick(position, &policy.tasks[position], now, out);
         }
         self.settle(policy, now, out);
+        too_long
     }
 
     /// See [`TaskRunner::rewind`]. Nothing runs any more: a stop has nothing left to wait for.
@@ -510,6 +518,8 @@ mod tests {
         runner: AllocationRunner,
         now: Moment,
         actions: Vec<Action>,
+        /// What the ticks have counted.
+        too_long: usize,
     }
 
     impl Bench {
@@ -520,7 +530,7 @@ mod tests {
             let policy = group_policy(&message).expect("a valid message");
             let now = Moment { since_boot_ms: 1000, wall_ms: 5_000_000 };
             let runner = AllocationRunner::new(&policy, [5; 16], 3, now);
-            let mut bench = Self { policy, runner, now, actions: Vec::new() };
+            let mut bench = Self { policy, runner, now, actions: Vec::new(), too_long: 0 };
             bench.runner.start(now, &mut bench.actions);
             for task in 0..tasks.len() {
                 bench.runner.started(&bench.policy, task, now, &mut bench.actions);
@@ -541,7 +551,7 @@ mod tests {
 
         fn after(&mut self, ms: u64) -> Vec<Action> {
             self.now.since_boot_ms += ms;
-            self.runner.tick(&self.policy, self.now, &mut self.actions);
+            self.too_long += self.runner.tick(&self.policy, self.now, &mut self.actions);
             std::mem::take(&mut self.actions)
         }
 
@@ -681,8 +691,9 @@ mod tests {
         });
         assert_eq!(bench.runner.next_deadline(), Some(bench.now.since_boot_ms + 1_000));
         assert_eq!(bench.after(999), []);
-        assert_eq!(bench.after(1), []);
+        assert_eq!((bench.after(1), bench.too_long), (vec![], 2));
         assert_eq!(bench.after(100), [Action::Kill { task: 0 }, Action::Kill { task: 1 }]);
+        assert_eq!(bench.too_long, 2, "they are counted once");
         bench.exited(0, &BAD);
         bench.exited(1, &BAD);
         assert_eq!(bench.status(), "complete");
@@ -698,7 +709,7 @@ mod tests {
         });
         bench.exited(0, &BAD);
         bench.after(5_000);
-        assert_eq!(bench.status(), "failed");
+        assert_eq!((bench.status(), bench.too_long), ("failed", 0));
     }
 
     #[test]

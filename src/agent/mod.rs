@@ -44,7 +44,10 @@ mod time;
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, atomic::AtomicUsize},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize},
+    },
     time::Duration,
 };
 
@@ -328,6 +331,7 @@ fn start_node(
         meta: Arc::clone(&meta),
         shortages: Arc::default(),
         ended: Notify::new(),
+        too_long: AtomicU64::new(0),
     });
     let node = LocalNode::restore(Arc::clone(&shared), settings.ended_allocations_max)
         .context("cannot read the allocations of the last agent")?;

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
 
 use super::{
@@ -168,6 +168,11 @@ impl LocalNode {
             tasks.filter(|task| task.phase() == v1::TaskPhase::Running).count() as u64
         };
         inner.entries.values().map(running).sum()
+    }
+
+    /// Tasks that this agent ended because their allocations ran longer than `max_run_duration`.
+    pub(crate) fn tasks_too_long(&self) -> u64 {
+        self.shared.too_long.load(Ordering::Relaxed)
     }
 
     /// Deletes what is kept of an ended allocation, or of all, whose end the servers know; how many there were.
@@ -443,7 +448,7 @@ impl Node for LocalNode {
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use std::{path::Path, time::Duration};
+    use std::{path::Path, sync::atomic::AtomicU64, time::Duration};
 
     use tokio::{sync::Notify, time::timeout};
 
@@ -467,6 +472,7 @@ mod tests {
             drivers: Drivers::new([Driver::Mock]),
             shortages: Arc::default(),
             ended: Notify::new(),
+            too_long: AtomicU64::new(0),
         };
         LocalNode::restore(Arc::new(shared), 10).unwrap()
     }

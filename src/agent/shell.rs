@@ -7,7 +7,10 @@ use std::{
     collections::BTreeMap,
     io,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -52,6 +55,8 @@ pub(crate) struct Shared {
     pub(crate) shortages: Arc<Shortages>,
     /// Told when an allocation has ended.
     pub(crate) ended: Notify,
+    /// Tasks that this agent ended because their allocations ran too long.
+    pub(crate) too_long: AtomicU64,
 }
 
 impl Shared {
@@ -237,7 +242,8 @@ impl Shell {
                 Some((order, answer)) = self.orders.recv() => self.carry_out(&order, answer),
                 () = due => {
                     let now = self.shared.clock.now();
-                    self.runner.tick(&self.spec.policy, now, &mut self.actions);
+                    let too_long = self.runner.tick(&self.spec.policy, now, &mut self.actions);
+                    self.shared.too_long.fetch_add(too_long as u64, Ordering::Relaxed);
                 }
             }
         }

@@ -44,16 +44,22 @@ pub(super) async fn metrics(
         return Err(HttpError::BadRequest(text));
     }
     let (node, name) = (files.own.node, files.own.name.clone());
-    let tasks = files.node.running_tasks();
+    let tasks = [
+        ("running", files.node.running_tasks()),
+        ("max_run_duration_exceeded", files.node.tasks_too_long()),
+    ];
     let Json(stats) = statistics::of_machine(State(files)).await?;
-    let mut gauges = gauges(&stats, &format!("node_id={node},host={name}"));
-    gauges
-        .insert(format!("nomad.client.tasks.running{{node_id={node},host={name}}}"), number(tasks));
+    let labels = format!("node_id={node},host={name}");
+    let mut metrics = gauges(&stats, &labels);
+    metrics
+        .extend(tasks.map(|(what, count)| {
+            (format!("nomad.client.tasks.{what}{{{labels}}}"), number(count))
+        }));
     let samples = BTreeMap::new();
     if format.is_empty() {
-        return Ok(Json(summary(&gauges, &samples, wall_ms())).into_response());
+        return Ok(Json(summary(&metrics, &samples, wall_ms())).into_response());
     }
-    Ok(([(header::CONTENT_TYPE, PROMETHEUS)], exposition(&gauges, &samples)).into_response())
+    Ok(([(header::CONTENT_TYPE, PROMETHEUS)], exposition(&metrics, &samples)).into_response())
 }
 
 /// The numbers of a machine, by name and labels.

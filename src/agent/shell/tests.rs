@@ -39,6 +39,7 @@ fn shell_of(message: proto::v1::Allocation) -> (Shell, tempfile::TempDir) {
         drivers: Drivers::default(),
         shortages: Arc::default(),
         ended: Notify::new(),
+        too_long: AtomicU64::new(0),
     });
     let now = shared.clock.now();
     let mut runner = AllocationRunner::new(&spec.policy, spec.id.0, 0, now);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{SECOND, Stage, group, ids, job, run_script, task};
 use crate::{
-    harness::{Agent, Options, PATIENCE, wait_until},
+    harness::{Agent, Client, Options, PATIENCE, wait_until},
     recompute::text,
 };
 
@@ -155,6 +155,16 @@ fn a_batch_instance_that_runs_too_long_is_complete_and_not_run_again() {
         assert!(ids(&before).contains(&text(one, "ID")));
         assert_eq!(text(one, "ClientStatus"), "complete");
         assert_eq!(text(one, "ClientDescription"), "allocation exceeded max_run_duration");
+    }
+    let node = stage.client.get(&format!("/v1/node/{}", stage.node_id("n1"))).ok();
+    let agent = Client::new(text(&node, "HTTPAddr").parse().unwrap(), PATIENCE);
+    let counted = [
+        (&agent, "client.tasks.max_run_duration_exceeded", 2.0),
+        (&stage.client, "allocations.max_run_duration_exceeded", 0.0),
+    ];
+    for (asked, name, expected) in counted {
+        let count = asked.metric(name);
+        assert!((count - expected).abs() < 0.1, "{name}: {count}");
     }
     stage.done(&["job", "eval", "sum"]);
     assert_eq!(stage.allocations("sum").len(), 2);

@@ -1,9 +1,14 @@
 //! Stops the allocations that run longer than their group may, for agents that do not do it themselves.
 //!
 //! An agent ends them at the time itself; the deadlines in the state are later than that. They are an index of the state, and `apply` judges each
-//! again; this machine only says when to propose.
+//! again; this machine only says when to propose, and counts what was stopped.
 
-use fsm::{Command, Effect, Index, State, TimeMs, allocation::ExpireRuns};
+use std::collections::BTreeSet;
+
+use fsm::{
+    AllocationId, Command, Effect, Index, State, TimeMs,
+    allocation::{ExpireRuns, RUN_TIME_OVER},
+};
 
 use crate::{
     limits,
@@ -17,6 +22,10 @@ pub(crate) struct RunWatch {
     due_at: Option<TimeMs>,
     /// Not before the pause after the last proposal is over.
     fires_at: Option<TimeMs>,
+    /// Proposed, and not known to be over.
+    asked: BTreeSet<AllocationId>,
+    /// Stopped since this leadership began.
+    stopped: u64,
 }
 
 impl RunWatch {
@@ -26,16 +35,30 @@ impl RunWatch {
             (self.due_at, self.fires_at) = (due_at, due_at);
         }
     }
+
+    /// Counts what was asked for and has come about. The agent, or somebody else, may have been first.
+    fn count(&mut self, state: &State) {
+        let stopped = &mut self.stopped;
+        self.asked.retain(|id| {
+            let Some(row) = state.allocations().get(id) else { return false };
+            let is_ours = row.is_server_terminal() && &*row.desired_description == RUN_TIME_OVER;
+            *stopped += u64::from(is_ours);
+            !is_ours && state.run_deadline(row).is_some()
+        });
+    }
 }
 
 impl Machine for RunWatch {
     fn restore(&mut self, _now: u64, state: &State) {
-        *self = Self::default();
+        self.count(state);
+        self.asked.clear();
+        (self.due_at, self.fires_at) = (None, None);
         self.follow(state);
     }
 
     fn take(&mut self, _now: u64, state: &State, _index: Index, effect: &Effect) {
         if let Effect::NodeAllocations(_) = effect {
+            self.count(state);
             self.follow(state);
         }
     }
@@ -51,11 +74,16 @@ impl Machine for RunWatch {
             return;
         }
         self.fires_at = Some(now.saturating_add(limits::DUE_RETRY_MS));
+        self.asked.extend(&ids);
         stepped.commands.push(Command::ExpireRuns(ExpireRuns { ids }));
     }
 
     fn next_deadline(&self) -> Option<u64> {
         self.fires_at
+    }
+
+    fn gauges(&self, _now: u64, put: &mut dyn FnMut(&str, u64)) {
+        put("allocations.max_run_duration_exceeded", self.stopped);
     }
 }
 
@@ -72,6 +100,15 @@ mod tests {
         let mut stepped = Stepped::default();
         machine.step(now, state, &mut || [0; 16], &mut stepped);
         stepped.commands
+    }
+
+    fn stopped(machine: &RunWatch) -> u64 {
+        let mut count = None;
+        machine.gauges(0, &mut |name, value| {
+            assert_eq!(name, "allocations.max_run_duration_exceeded");
+            count = Some(value);
+        });
+        count.expect("the count")
     }
 
     /// The deadline is that of the row, whoever leads; a command is proposed again only after a pause, and the next one is waited for.
@@ -104,10 +141,18 @@ mod tests {
         driver.at_ms(due_at - START_MS);
         driver.accept(commands[0].clone());
         other.take(due_at, &driver.state, 2, &Effect::NodeAllocations(node));
+        other.take(due_at, &driver.state, 2, &Effect::NodeAllocations(node));
+        assert_eq!((stopped(&other), stopped(&machine)), (1, 0), "it counts once");
         let (next, id) = driver.state.run_deadlines().next().expect("the second's");
         assert_eq!((other.next_deadline(), id), (Some(next), second));
+        // The agent ends it while the command is under way.
+        assert_eq!(step(&mut other, next, &driver.state).len(), 1);
         driver.report(second, ClientStatus::Complete);
         other.take(due_at, &driver.state, 3, &Effect::NodeAllocations(node));
         assert_eq!(other.next_deadline(), None);
+        driver.at_ms(next - START_MS);
+        driver.accept(ExpireRuns { ids: vec![second] }.into());
+        other.take(next, &driver.state, 4, &Effect::NodeAllocations(node));
+        assert_eq!((stopped(&other), other.asked.len()), (1, 0));
     }
 }
