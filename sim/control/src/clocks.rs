@@ -9,9 +9,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use cron::Schedule;
 use fsm::{
     Command, EvaluationId, Job, JobKey, JobKind, JobSpec, JobStatus, Reply, State,
-    job::{
-        DeregisterJob, ForcePeriodic, LaunchPeriodic, Launches, Periodic, RegisterJob, launch_id,
-    },
+    job::{DeregisterJob, ForcePeriodic, LaunchPeriodic, Launches, Periodic, launch_id},
     testing,
 };
 
@@ -111,16 +109,7 @@ impl World {
             time_zone: "UTC".into(),
         };
         let spec = JobSpec { periodic: Some(block), ..testing::job(name, JobKind::Batch, 1) };
-        Command::RegisterJob(RegisterJob {
-            spec: Arc::new(spec),
-            enforce_index: None,
-            evaluation,
-            evaluation_priority: None,
-            submission: None,
-            preserve_counts: false,
-            preserve_resources: false,
-            stop: false,
-        })
+        testing::register(spec, evaluation)
     }
 
     /// At the quiet end: gives time to deal with what is due, judges that, and stops the jobs, because the clock never rests.

@@ -12,7 +12,7 @@ use std::{
 use fsm::{
     Command, EvaluationId, Index, Job, JobKey, JobStatus, Reply, State, Text,
     command::DispatchAnswer,
-    job::{DeregisterJob, DispatchJob, Dispatched, Parameterized, RegisterJob, StopChildren},
+    job::{DeregisterJob, DispatchJob, Dispatched, Parameterized, StopChildren},
     limits::LET_IN_MAX,
     testing,
 };
@@ -121,16 +121,7 @@ impl World {
         for group in &mut spec.groups {
             group.count = group.count.clamp(1, 2);
         }
-        Command::RegisterJob(RegisterJob {
-            spec: Arc::new(spec),
-            enforce_index: None,
-            evaluation,
-            evaluation_priority: None,
-            submission: None,
-            preserve_counts: false,
-            preserve_resources: false,
-            stop: false,
-        })
+        testing::register(spec, evaluation)
     }
 
     /// A new dispatch, or one that was sent before, with the id and the evaluation that another server makes up for it.

@@ -278,7 +278,7 @@ impl World {
         let known = commands.iter().chain(leadership.services.waiting());
         let late = leadership.overdue.looked(now, state, known);
         let expired_late = leadership.expiries.looked(now, state, commands);
-        leadership.history.saw(state);
+        leadership.history.saw(state, state.index() == leadership.fed);
         let broken = broken.into_iter().chain(late).chain(expired_late);
         let seen = Seen { now, state, truth: self.log.truth() };
         let late = leadership.judge_promises(&seen, &missed, commands);

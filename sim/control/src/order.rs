@@ -63,17 +63,25 @@ impl Waiting {
 pub(crate) struct History {
     priorities: BTreeMap<JobKey, u16>,
     leased: BTreeMap<JobKey, Index>,
+    /// What nothing holds back, and the index at which that was seen first.
+    ready_since: BTreeMap<EvaluationId, Index>,
     /// Children of a job were there.
     in_turns: bool,
 }
 
 impl History {
-    /// A state that the leader saw.
-    pub(crate) fn saw(&mut self, state: &State) {
+    /// A state that the leader saw, and whether its services were told of all of it.
+    pub(crate) fn saw(&mut self, state: &State, told: bool) {
         for row in state.evaluations().iter() {
             let known = self.priorities.entry(row.job.clone()).or_default();
             *known = row.priority.max(*known);
             self.in_turns |= row.job.parent().is_some();
+        }
+        if told {
+            let since = |one: &Waiting| self.ready_since.get(&one.id).copied();
+            let ready = waiting(state).into_iter();
+            self.ready_since =
+                ready.map(|one| (one.id, since(&one).unwrap_or(state.index()))).collect();
         }
     }
 
@@ -88,6 +96,11 @@ impl History {
         self.leased.get(&one.job).is_some_and(|leased| *leased >= one.create_index)
     }
 
+    /// Whether it was ready before what is leased was made.
+    fn was_ready_before(&self, one: &Waiting, lease: &Lease) -> bool {
+        self.ready_since.get(&one.id).is_some_and(|since| *since < lease.evaluation.create_index)
+    }
+
     fn priority_of(&self, lease: &Lease) -> u16 {
         let known = self.priorities.get(&lease.evaluation.job).copied().unwrap_or(0);
         known.max(lease.evaluation.priority)
@@ -95,7 +108,8 @@ impl History {
 }
 
 /// I26: nothing that was ready is passed over by what is of lower priority, or as high and younger. Where there are children of a job, these take turns
-/// with what is as high, and what is ready later comes in a later turn, however old it is.
+/// with what is as high, and what is ready later comes in a later turn, however old it is: judged are only those that were ready before the other was
+/// made. A child may come after others than its siblings.
 pub(crate) fn judge_leases(
     ready: &[Waiting],
     leases: &[Lease],
@@ -105,8 +119,14 @@ pub(crate) fn judge_leases(
     for one in ready {
         for lease in leases.iter().take_while(|lease| lease.evaluation.id != one.id) {
             let given = history.priority_of(lease);
-            let younger = lease.evaluation.create_index > one.create_index;
-            if given < one.priority || (given == one.priority && younger && !in_turns) {
+            let parent = one.job.parent_key();
+            let younger = if in_turns {
+                (parent.is_none() || parent == lease.evaluation.job.parent_key())
+                    && history.was_ready_before(one, lease)
+            } else {
+                lease.evaluation.create_index > one.create_index
+            };
+            if given < one.priority || (given == one.priority && younger) {
                 return Some(format!(
                     "I26: {} of priority {given} is leased before {one:?}",
                     lease.evaluation.id
@@ -330,6 +350,7 @@ pub(crate) fn judge_drains(now: u64, state: &State, command: &Command) -> Option
 mod tests {
     use fsm::{
         allocation::TaskState,
+        job::{ForcePeriodic, Periodic},
         testing::{self, Driver},
     };
 
@@ -359,6 +380,50 @@ mod tests {
         update.tasks.insert("server".into(), task);
         driver.report_update(update);
         (driver.state, goes)
+    }
+
+    /// Children take turns with others, but what is ready keeps its place before what is made later.
+    #[test]
+    fn what_is_ready_is_not_passed_over_by_what_is_made_later() {
+        let mut driver = Driver::default();
+        let block = Periodic {
+            enabled: true,
+            specs: vec!["@daily".into()],
+            time_zone: "UTC".into(),
+            ..Periodic::default()
+        };
+        let batch = |name: &str| testing::job(name, JobKind::Batch, 1);
+        let evaluation = driver.evaluation_id();
+        let parent = fsm::JobSpec { periodic: Some(block), ..batch("p") };
+        driver.accept(testing::register(parent, evaluation));
+        let force = |driver: &mut Driver, due_s| {
+            let (job, evaluation) = (testing::job_key("p"), driver.evaluation_id());
+            driver.accept(ForcePeriodic { job, due_s, evaluation }.into());
+            evaluation
+        };
+        driver.register_job(batch("old"));
+        force(&mut driver, 1);
+        let mut history = History::default();
+        history.saw(&driver.state, true);
+        let ready = waiting(&driver.state);
+        let (sibling, new) = (force(&mut driver, 2), driver.register_job(batch("new")));
+        let (old, child): (Vec<_>, Vec<_>) =
+            ready.into_iter().partition(|one| one.job.parent().is_none());
+        for (ready, leased, is_broken) in [
+            (&old, sibling, true),
+            (&old, new, true),
+            (&child, sibling, true),
+            (&child, new, false),
+        ] {
+            let evaluation = driver.state.evaluations().get(&leased).cloned().expect("it is open");
+            let lease = Lease { evaluation, token: [0; 16], wait_index: 0 };
+            let leases = std::slice::from_ref(&lease);
+            let found = judge_leases(ready, leases, &history);
+            assert_eq!(found.is_some(), is_broken, "{ready:?} {lease:?}");
+            let mut blind = History::default();
+            blind.saw(&driver.state, false);
+            assert_eq!(judge_leases(ready, leases, &blind), None, "when it was ready is not known");
+        }
     }
 
     #[test]
