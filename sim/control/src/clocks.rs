@@ -216,7 +216,7 @@ fn judge_job((before, old): (&State, &Job), (after, new): (&State, &Job)) -> Res
         return Err(format!("has no child for {}", is.last_due_s));
     }
     let mut alive = before.jobs().iter().filter(own).filter(|row| row.status != JobStatus::Dead);
-    let overlaps = block.prohibit_overlap && alive.next().is_some();
+    let overlaps = block.prohibit_overlap && alive.next().is_some() && !had_one;
     if overlaps != (overlapped == 1) || (overlaps && !made.is_empty()) {
         return Err(format!("overlaps: {overlaps}, {} children are new", made.len()));
     }

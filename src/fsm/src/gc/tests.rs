@@ -289,6 +289,7 @@ fn services_and_templates_go_only_when_stopped() {
     let stopping = driver.deregister_job("s", false).expect("an evaluation");
     complete(&mut driver, stopping);
     driver.deregister_job("t", false);
+    assert_eq!(collect(&mut driver, now, &["t"], &[], &[]), 0, "it may be started again");
     driver.at_seconds(2 * HOUR_S);
     let now = driver.now;
     assert_eq!(collect(&mut driver, now, &["s", "t"], &[], &[]), 2);

@@ -45,19 +45,20 @@ impl Turn<'_> {
             check_due(launch, known.last_due_s)?;
         }
         self.check_evaluation_id(evaluation)?;
-        let overlaps = self.prohibits_overlap(&job) && self.has_child_alive(&job.key);
+        let mut id = launch_id(&job.key.id, due_s);
+        if is_planted(Plant::LaunchTwice) && self.has_job(&job.key, &id) {
+            id = format!("{id}-again").into();
+        }
+        // One that was forced in the same second is that of the due time as well.
+        let is_there = self.has_job(&job.key, &id);
+        let overlaps = !is_there && self.prohibits_overlap(&job) && self.has_child_alive(&job.key);
         let known = Launches {
             last_due_s: due_s,
             missed: known.missed.saturating_add(missed),
             overlapped: known.overlapped.saturating_add(u64::from(overlaps)),
             ..known
         };
-        let mut id = launch_id(&job.key.id, due_s);
-        if is_planted(Plant::LaunchTwice) && self.has_job(&job.key, &id) {
-            id = format!("{id}-again").into();
-        }
-        // One that was forced in the same second is that of the due time as well.
-        if !overlaps && !self.has_job(&job.key, &id) {
+        if !overlaps && !is_there {
             self.start_launch(&job, id, position, evaluation)?;
         }
         self.put_job(Job { periodic: Some(known), modify_index: self.index, ..job });
@@ -68,7 +69,15 @@ impl Turn<'_> {
         let ForcePeriodic { ref job, due_s, evaluation } = *command;
         let (job, _) = self.enabled(job)?;
         self.check_evaluation_id(evaluation)?;
-        let child = self.start_launch(&job, launch_id(&job.key.id, due_s), 0, evaluation)?;
+        let id = launch_id(&job.key.id, due_s);
+        if self.has_job(&job.key, &id) {
+            let text = format!(
+                "job \"{}\" was started in this second already, as \"{id}\": force it again in the next",
+                job.key.id
+            );
+            return Err(refused(text));
+        }
+        let child = self.start_launch(&job, id, 0, evaluation)?;
         let job_modify_index = child.job_modify_index;
         Ok(Reply::Job { evaluation: Some(evaluation), job_modify_index, found: true })
     }

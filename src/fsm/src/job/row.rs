@@ -469,7 +469,7 @@ pub struct Job {
     ///
     /// Invariant: never lower than that of any applied plan, so a stale plan is recognized.
     pub last_plan_index: Index,
-    /// Log time of the last registration.
+    /// Log time of the last registration; of a parent that was stopped, of its stop.
     pub submitted_at: TimeMs,
     /// Instances that the last evaluation could not place, by group.
     pub queued: BTreeMap<Text, u32>,
@@ -505,6 +505,13 @@ impl Job {
     /// Whether it does not run itself, but children of it do.
     pub const fn is_parent(&self) -> bool {
         self.parameterized || self.periodic.is_some()
+    }
+
+    /// Whether it is a launch or a dispatch for every node that is over: it does not go on with a
+    /// node that comes. That node would run all that ever were, and at once.
+    pub(crate) fn is_past_launch(&self) -> bool {
+        let is_for_every_node = self.kind == JobKind::Sysbatch && self.key.parent().is_some();
+        is_for_every_node && self.status == JobStatus::Dead
     }
 
     /// Whether there is anything to schedule for it: it has no children, and waits for no sibling.

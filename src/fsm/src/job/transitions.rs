@@ -409,6 +409,10 @@ impl Turn<'_> {
             job.job_modify_index = self.index;
             job.queued.clear();
             job.waiting = None;
+            // Nothing else says when a parent was stopped: it makes no evaluation.
+            if job.is_parent() {
+                job.submitted_at = self.at;
+            }
             // A stop is a version of its own, so that the history says when the job did not run.
             let key = (key.clone(), old.create_index, old.version);
             if let (false, Some(ran)) = (old.stop, self.state.job_versions.get(&key).cloned()) {

@@ -347,7 +347,7 @@ impl Turn<'_> {
                     .state
                     .jobs
                     .get(key)
-                    .filter(|job| !job.stop)
+                    .filter(|job| !job.stop && !job.is_past_launch())
                     .and_then(|job| self.state.current_spec(job));
                 spec.is_some_and(|spec| {
                     node.description.matches(&spec.node_pool, &spec.datacenters)

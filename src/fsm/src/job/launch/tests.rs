@@ -221,13 +221,20 @@ fn a_forced_launch_is_one_more_and_may_overlap() {
     }
     assert_eq!(launches(&driver).last_due_s, NIGHT, "it is no due time");
     let again = force(&mut driver, NIGHT + 60);
-    assert!(driver.reject(again).to_string().contains("exists already"));
+    assert!(driver.reject(again).to_string().contains("in this second already"));
     for child in [NIGHT - 100, NIGHT, NIGHT + 60] {
         end(&mut driver, &format!("t/periodic-{child}"));
     }
     start(&mut driver, NIGHT + 60, 0);
     assert_eq!(children(&driver).len(), 3, "the due time has a child already");
     assert_eq!(launches(&driver).last_due_s, NIGHT + 60);
+    // One that was forced in the second of a due time is no overlap of itself.
+    let asked = force(&mut driver, NIGHT + 120);
+    driver.accept(asked);
+    start(&mut driver, NIGHT + 120, 0);
+    assert_eq!((children(&driver).len(), launches(&driver).overlapped), (4, 0));
+    start(&mut driver, NIGHT + 180, 0);
+    assert_eq!((children(&driver).len(), launches(&driver).overlapped), (4, 1));
     driver.deregister_job("t", false);
     let stopped = force(&mut driver, NIGHT + 120);
     assert!(driver.reject(stopped).to_string().contains("is stopped"));
@@ -251,8 +258,20 @@ fn what_cannot_be_periodic_is_refused() {
     check(periodic("t", |block| block.specs = vec!["*".repeat(2_000).into()]), "2000 bytes");
     check(periodic("t", |block| block.time_zone = "z".repeat(2_000).into()), "2000 bytes");
     check(periodic(&"x".repeat(230), |_| {}), "230 bytes");
-    let sysbatch = JobSpec { kind: JobKind::Sysbatch, ..periodic("t", |_| {}) };
-    put(&mut driver, sysbatch);
+}
+
+/// A node that comes runs the launch that goes on, and not each that ever was.
+#[test]
+fn launches_on_every_node_that_are_over_do_not_run_on_one_that_comes() {
+    let mut driver = Driver::default();
+    put(&mut driver, JobSpec { kind: JobKind::Sysbatch, ..periodic("t", |_| {}) });
     start(&mut driver, NIGHT, 0);
-    assert_eq!(children(&driver)[0].kind, JobKind::Sysbatch);
+    end(&mut driver, "t/periodic-2000000000");
+    start(&mut driver, NIGHT + 60, 0);
+    assert_eq!(children(&driver)[1].kind, JobKind::Sysbatch);
+    let before = driver.open_evaluations("t/periodic-2000000060").len();
+    driver.node("late");
+    assert_eq!(driver.open_evaluations("t"), []);
+    assert_eq!(driver.open_evaluations("t/periodic-2000000000"), []);
+    assert_eq!(driver.open_evaluations("t/periodic-2000000060").len(), before + 1);
 }
