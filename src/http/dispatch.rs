@@ -90,7 +90,9 @@ pub(super) async fn many(call: &Call, target: &Target) -> Result<Answer, Error> 
 /// be let in. Whoever asks again goes on where it ended.
 pub(super) async fn stop_children(call: &Call, parent: &JobKey, purge: bool) -> Result<(), Error> {
     let state = call.read().await?.state;
-    if !state.jobs().get(parent).is_some_and(|job| job.is_parent()) {
+    // A parent that was purged may have left some behind.
+    let is_parent = state.jobs().get(parent).is_some_and(|job| job.is_parent());
+    if !is_parent && state.children(parent).is_none() {
         return Err(Error::bad(format!(
             "job \"{}\" has no children: leave children out",
             parent.id

@@ -10,6 +10,7 @@ mod mutate;
 mod names;
 mod node_life;
 mod nomad_clients;
+mod periodic;
 mod pools;
 mod proxy;
 mod random;
