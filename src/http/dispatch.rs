@@ -1,10 +1,12 @@
-//! Dispatch of parameterized jobs: `/v1/job/ID/dispatch`, and `/v1/job/ID/dispatch/batch` for many in one call.
+//! Dispatch of parameterized jobs: `/v1/job/ID/dispatch`, `…/dispatch/payload` whose body is the payload itself, and `…/dispatch/batch` for many
+//! in one call.
 //!
-//! A dispatch with an idempotency token takes effect once, however often it is sent: the state machine knows the tokens of a job's children.
+//! A dispatch with an idempotency token takes effect once, however often it is sent: the state machine knows the tokens of a job's children. An
+//! `Idempotency-Key` makes the tokens of dispatches that have none, because a retry makes another id for its child and so another command.
 //! A batch is cut into as few entries as their size allows. Each dispatch of it has an answer of its own; after a lost reply the answers are found
 //! again in the state, by token or by the id that was made for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
     Command, EvaluationId, Index, JobKey, Rejection, Reply, State, Text,
@@ -15,12 +17,18 @@ use fsm::{
 use serde_json::{Value, json};
 
 use super::{answer::Answer, body::Fields, call::Call, error::Error, job::Target};
-use crate::{api::ReadMode, base64, clock};
+use crate::{
+    api::{ReadMode, Written},
+    base64, clock,
+    jobspec::is_printable,
+};
 
 /// What the dispatches of one entry may hold, bytes: half of what an entry with plans may.
 const ENTRY_BYTES_MAX: usize = leader::limits::PLAN_ENTRY_BYTES_MAX / 2;
 /// What a dispatch costs in an entry beside what it holds.
 const DISPATCH_BYTES: usize = 256;
+/// Ids that are drawn for a dispatch of a batch until one is new in it.
+const ID_TRIES_MAX: usize = 8;
 
 /// One dispatch.
 pub(super) async fn one(call: &Call, target: &Target) -> Result<Answer, Error> {
@@ -30,60 +38,114 @@ pub(super) async fn one(call: &Call, target: &Target) -> Result<Answer, Error> {
         return Err(Error::bad("JobID not same as job in request path"));
     }
     let parent = target.key(call)?;
-    let token = call.parameter("idempotency_token").unwrap_or("");
-    let mut child = dispatched(call, &parent, &fields, token)?;
-    child.evaluation = call.evaluation_id();
-    let children = vec![child];
-    let written = call.write(DispatchJob { parent: parent.clone(), children }.into()).await?;
+    let mut child = dispatched(call, &parent, &fields)?;
+    // python-nomad sends it in the body and under this name.
+    let in_body = fields.text("idempotency_token")?.filter(|_| child.token.is_empty());
+    let token = call.parameter("idempotency_token").filter(|token| !token.is_empty()).or(in_body);
+    if let Some(token) = token {
+        child.token = token.into();
+    }
+    write_one(call, &parent, child).await
+}
+
+/// One dispatch whose payload is the body as it is.
+pub(super) async fn raw(call: &Call, target: &Target) -> Result<Answer, Error> {
+    let parent = target.key(call)?;
+    let nothing = Fields::of(&Value::Null)?;
+    let mut child = dispatched(call, &parent, &nothing)?;
+    child.payload = call.body.to_vec();
+    child.token = call.parameter("idempotency_token").unwrap_or("").into();
+    write_one(call, &parent, child).await
+}
+
+async fn write_one(call: &Call, parent: &JobKey, child: Dispatched) -> Result<Answer, Error> {
+    let token = token_of(call, child.token, 0);
+    let child = Dispatched { token, evaluation: call.evaluation_id(), ..child };
+    let command = DispatchJob { parent: parent.clone(), children: vec![child] };
+    let written = call.write_unkeyed(command.into()).await?;
     let answer =
         if let Reply::Dispatched(answers) = &written.reply { answers.first() } else { None };
     let answer = answer.ok_or_else(|| Error::internal("a dispatch has no answer".to_owned()))?;
-    let shown = shown(&parent, answer).map_err(Error::from)?;
+    let shown = shown(parent, answer).map_err(Error::from)?;
     call.answer_write(&written, shown)
 }
 
-/// Up to [`DISPATCHES_MAX`] dispatches.
+/// Up to [`DISPATCHES_MAX`] dispatches. What is wrong with one of them is its answer and concerns no other.
 pub(super) async fn many(call: &Call, target: &Target) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
     fields.known(&["Dispatches"])?;
     let asked = fields.objects("Dispatches")?.unwrap_or_default();
-    if asked.is_empty() || asked.len() > DISPATCHES_MAX {
+    let given = fields.value("Dispatches").and_then(Value::as_array).map_or(0, Vec::len);
+    if given == 0 || given > DISPATCHES_MAX {
         return Err(Error::bad(format!(
-            "Dispatches has {} entries, from 1 to {DISPATCHES_MAX} may be: cut the request",
-            asked.len()
+            "Dispatches has {given} entries, from 1 to {DISPATCHES_MAX} may be: cut the request"
         )));
     }
-    let parent = target.key(call)?;
-    let mut children = Vec::with_capacity(asked.len());
-    for (position, one) in asked.iter().enumerate() {
-        let token = match (one.text("IdempotencyToken")?.unwrap_or(""), call.request_id()) {
-            // Under an Idempotency-Key each dispatch is the same at each retry.
-            ("", Some(request)) => format!("{request}-{position}"),
-            (token, _) => token.to_owned(),
-        };
-        children.push(dispatched(call, &parent, one, &token)?);
+    if given != asked.len() {
+        return Err(Error::bad("Dispatches has an entry that is null: answers come by position"));
     }
-    let mut answers = Vec::with_capacity(children.len());
+    let parent = target.key(call)?;
+    let mut answers = vec![None; given];
+    let (mut children, mut positions, mut ids) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for (position, one) in asked.iter().enumerate() {
+        match dispatched_of_many(call, &parent, one, &mut ids) {
+            Ok(child) => {
+                let token = token_of(call, child.token, position);
+                children.push(Dispatched { token, ..child });
+                positions.push(position);
+            }
+            Err(why) => {
+                let why = Rejection::Invalid(why.into_text().into());
+                answers[position] = Some(DispatchAnswer::Refused(why));
+            }
+        }
+    }
+    let mut made = Vec::with_capacity(children.len());
     let mut last = None;
     for part in entries(children) {
-        let command = DispatchJob { parent: parent.clone(), children: part.clone() };
-        // Tokens say what was done before: an entry has no key of its own.
-        let written = call.write_unkeyed(Command::DispatchJob(command)).await?;
-        if let Reply::Dispatched(made) = &written.reply
-            && made.len() == part.len()
-        {
-            answers.extend(made.clone());
-        } else {
-            let timeout = call.options.timeout;
-            let state = call.api.read(ReadMode::Stale, written.index, timeout).await?.state;
-            answers.extend(part.iter().map(|child| found_again(&state, &parent, child)));
-        }
+        let written = write_part(call, &parent, &part, &mut made).await?;
         last = Some(written);
     }
-    let written = last.ok_or_else(|| Error::internal("a batch has no entry".to_owned()))?;
-    let shown: Vec<Value> = answers.iter().map(|answer| shown_of_many(&parent, answer)).collect();
-    call.answer_write(&written, json!({ "Dispatched": shown }))
+    for (position, answer) in positions.into_iter().zip(made) {
+        answers[position] = Some(answer);
+    }
+    let shown = answers.iter().flatten().map(|answer| shown_of_many(&parent, answer));
+    let shown = json!({ "Dispatched": shown.collect::<Vec<_>>() });
+    match last {
+        Some(written) => call.answer_write(&written, shown),
+        None => call.answer(&shown, None),
+    }
+}
+
+/// Writes the dispatches of one entry and adds their answers.
+async fn write_part(
+    call: &Call,
+    parent: &JobKey,
+    part: &[Dispatched],
+    made: &mut Vec<DispatchAnswer>,
+) -> Result<Written, Error> {
+    let command = DispatchJob { parent: parent.clone(), children: part.to_vec() };
+    // Tokens say what was done before: an entry has no key of its own.
+    let written = call.write_unkeyed(Command::DispatchJob(command)).await?;
+    if let Reply::Dispatched(answers) = &written.reply
+        && answers.len() == part.len()
+    {
+        made.extend(answers.clone());
+    } else {
+        let timeout = call.options.timeout;
+        let state = call.api.read(ReadMode::Stale, written.index, timeout).await?.state;
+        made.extend(part.iter().map(|child| found_again(&state, parent, child)));
+    }
+    Ok(written)
+}
+
+/// The token of a dispatch; one that has none gets one of the request's `Idempotency-Key`.
+fn token_of(call: &Call, token: Text, position: usize) -> Text {
+    match call.request_id() {
+        Some(request) if token.is_empty() => format!("{request}-{position}").into(),
+        Some(_) | None => token,
+    }
 }
 
 /// Stops a job, so that it makes no more children, and then its children, some in each entry: those that wait before those that run, or they would
@@ -122,21 +184,39 @@ pub(super) async fn stop_children(call: &Call, parent: &JobKey, purge: bool) -> 
     Ok(())
 }
 
-/// A dispatch as the request has it, with what the server makes up.
-fn dispatched(
+/// A dispatch of a batch. Its id is none of `ids`, which are those before it: random parts of ids are short.
+fn dispatched_of_many(
     call: &Call,
     parent: &JobKey,
     fields: &Fields<'_>,
-    token: &str,
+    ids: &mut BTreeSet<Text>,
 ) -> Result<Dispatched, Error> {
+    fields.known(&["Payload", "Meta", "IdPrefixTemplate", "Priority", "IdempotencyToken"])?;
+    let mut child = dispatched(call, parent, fields)?;
+    let prefix = fields.text("IdPrefixTemplate")?.unwrap_or("");
+    for _ in 0..ID_TRIES_MAX {
+        if ids.insert(child.id.clone()) {
+            break;
+        }
+        child.id = child_id(parent, prefix, call.api.new_id());
+    }
+    Ok(child)
+}
+
+/// A dispatch as the request has it, with what the server makes up.
+fn dispatched(call: &Call, parent: &JobKey, fields: &Fields<'_>) -> Result<Dispatched, Error> {
     let payload = fields.text("Payload")?.unwrap_or("");
     let payload = base64::decode(payload)
         .ok_or_else(|| Error::bad(format!("{}: expected base64", fields.place("Payload"))))?;
-    let meta: BTreeMap<Text, Text> = fields
-        .text_map("Meta")?
-        .into_iter()
-        .map(|(key, value)| (key.into(), value.into()))
-        .collect();
+    let mut meta: BTreeMap<Text, Text> = BTreeMap::new();
+    for (key, value) in fields.text_map("Meta")? {
+        if value.contains('\0') {
+            let place = fields.place("Meta");
+            let text = format!("{place}.{key}: the value has a NUL character: remove it");
+            return Err(Error::bad(text));
+        }
+        meta.insert(key.into(), value.into());
+    }
     let priority = match fields.number("Priority")? {
         None | Some(0) => None,
         // One that does not fit is refused as any that is too high.
@@ -149,14 +229,14 @@ fn dispatched(
         payload,
         meta,
         priority,
-        token: token.into(),
+        token: fields.text("IdempotencyToken")?.unwrap_or("").into(),
         evaluation: EvaluationId(call.api.new_id()),
     })
 }
 
 /// A prefix becomes part of an id.
 fn check_prefix(prefix: &str, place: &str) -> Result<(), Error> {
-    let bad = prefix.chars().find(|c| c.is_whitespace() || c.is_control() || *c == '/');
+    let bad = prefix.chars().find(|c| !is_printable(*c) || *c == ' ' || *c == '/');
     if let Some(bad) = bad {
         let text = format!("{place}: \"{}\" cannot be in an id: leave it out", bad.escape_debug());
         return Err(Error::bad(text));
@@ -170,7 +250,7 @@ fn check_prefix(prefix: &str, place: &str) -> Result<(), Error> {
 }
 
 fn child_id(parent: &JobKey, prefix: &str, random: [u8; 16]) -> Text {
-    let [a, b, c, d, ..] = random;
+    let [.., a, b, c, d] = random;
     let number = u32::from_be_bytes([a, b, c, d]);
     let dash = if prefix.is_empty() { "" } else { "-" };
     let seconds = clock::wall_ms() / 1000;

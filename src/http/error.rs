@@ -37,6 +37,11 @@ impl Error {
         Self::new(StatusCode::BAD_REQUEST, text)
     }
 
+    /// What the client is told.
+    pub(crate) fn into_text(self) -> String {
+        self.text
+    }
+
     /// `job not found`, `alloc not found` …
     pub(crate) fn not_found(what: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, format!("{what} not found"))

@@ -30,11 +30,12 @@ const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocati
 const REGION_ANY: &str = "global";
 
 /// Verbs behind a job id that are answered, with the methods they take.
-const VERBS: [(&str, &str); 16] = [
+const VERBS: [(&str, &str); 17] = [
     ("evaluate", "write"),
     ("plan", "write"),
     ("dispatch", "write"),
     ("batch", "write"),
+    ("payload", "write"),
     ("force", "write"),
     ("revert", "write"),
     ("stable", "write"),
@@ -49,7 +50,7 @@ const VERBS: [(&str, &str); 16] = [
     ("scale", "read or write"),
 ];
 /// Nomad's other verbs.
-const VERBS_UNSUPPORTED: [&str; 4] = ["payload", "services", "actions", "action"];
+const VERBS_UNSUPPORTED: [&str; 3] = ["services", "actions", "action"];
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -249,6 +250,7 @@ async fn write(call: Call) -> Result<Answer, Error> {
         "plan" => job_plan::plan(&call, &target.id).await,
         "dispatch" => dispatch::one(&call, &target).await,
         "batch" => dispatch::many(&call, &target).await,
+        "payload" => dispatch::raw(&call, &target).await,
         "revert" => job_versions::revert(&call, &target).await,
         "stable" => job_versions::stable(&call, &target).await,
         "tag" => job_versions::tag(&call, &target).await,

@@ -6,6 +6,7 @@ mod bad_input;
 mod blocking;
 mod capacity;
 mod cluster;
+mod dispatch;
 mod mutate;
 mod names;
 mod node_life;

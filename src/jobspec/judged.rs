@@ -383,6 +383,12 @@ fn others() -> Vec<(&'static str, &'static str, Value, Verdict)> {
         (
             "batch",
             "/ParameterizedJob",
+            json!({"MetaRequired": [""]}),
+            RefusedHere("is empty", SLIP),
+        ),
+        (
+            "batch",
+            "/ParameterizedJob",
             json!({"MetaRequired": ["a"], "MetaOptional": ["a"]}),
             Refused("is required as well"),
         ),

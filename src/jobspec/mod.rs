@@ -34,6 +34,7 @@ use serde_json::Value;
 pub use canonical::canonicalize;
 #[cfg(test)]
 pub(crate) use convert::SIGNALS;
+pub(crate) use convert::is_printable;
 pub use convert::{Conversion, FieldError, check_to_come, to_spec};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::job_diff;

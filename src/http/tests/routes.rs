@@ -38,7 +38,7 @@ PUT /job/j/periodic/force Built
 PUT /job/j/plan Built
 GET /job/j/summary Built
 PUT /job/j/dispatch Built
-POST /job/j/dispatch/payload Refused
+POST /job/j/dispatch/payload Built
 GET /job/j/versions Built
 PUT /job/j/revert Built
 PUT /job/j/stable Built

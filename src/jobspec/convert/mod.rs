@@ -250,7 +250,7 @@ fn check_name(name: &str, path: String, report: &mut Report) {
 }
 
 /// Whether a character shows, or is a plain blank.
-fn is_printable(c: char) -> bool {
+pub(crate) fn is_printable(c: char) -> bool {
     let invisible = matches!(
         c,
         '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
@@ -301,6 +301,12 @@ fn parameterized(
     let meta_required = bounded(block.texts("MetaRequired", report), &path, report);
     let path = block.at("MetaOptional");
     let meta_optional = bounded(block.texts("MetaOptional", report), &path, report);
+    for key in meta_required.iter().chain(&meta_optional) {
+        if key.is_empty() || key.contains('\0') {
+            let message = "a key is empty or has a NUL character: rename it";
+            report.error(block.path.clone(), message);
+        }
+    }
     for key in meta_optional.iter().filter(|key| meta_required.contains(key)) {
         let message = format!("{} is required as well: keep it in one list", quoted(key));
         report.error(path.clone(), message);
