@@ -20,6 +20,11 @@ pub enum BenchCommand {
         after_help = "Examples:\n  quorate bench schedule --nodes 5000 --jobs 1000 --count 1000\n  quorate bench schedule --up --nodes 1000 --jobs 100 --count 100"
     )]
     Schedule(ScheduleArgs),
+    /// Dispatches of a parameterized job, before and after many of its children are over
+    #[command(
+        after_help = "Example:\n  QUORATE__GC__CHILDREN_MAX=1000000 quorate bench dispatch --up --children 100000"
+    )]
+    Dispatch(DispatchArgs),
     /// Time from the death of a leader to the next write, on three temporary servers
     #[command(after_help = "Example:\n  quorate bench failover --kills 20")]
     Failover(FailoverArgs),
@@ -32,6 +37,7 @@ impl BenchCommand {
             Self::Writes(arguments) => arguments.cluster.json,
             Self::Reads(arguments) => arguments.cluster.json,
             Self::Schedule(arguments) => arguments.cluster.json,
+            Self::Dispatch(arguments) => arguments.cluster.json,
             Self::Failover(arguments) => arguments.json,
         }
     }
@@ -154,6 +160,25 @@ pub struct ScheduleArgs {
     pub spread: bool,
     /// Give up after this many seconds
     #[arg(long, default_value_t = 900)]
+    pub timeout: u64,
+}
+
+/// Flags of `bench dispatch`.
+#[derive(Debug, Clone, Args)]
+pub struct DispatchArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Simulated nodes to start; 0: use the nodes that are there
+    #[arg(long, default_value_t = 100)]
+    pub nodes: u32,
+    /// Children that run and end between the two measurements
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub children: u32,
+    /// Dispatches of each measurement, one after the other
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(50..=10_000))]
+    pub singles: u32,
+    /// Give up after this many seconds
+    #[arg(long, default_value_t = 1_800)]
     pub timeout: u64,
 }
 

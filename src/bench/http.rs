@@ -1,9 +1,10 @@
-//! The least HTTP/1.1 client there can be: GET with a known length on a connection that is kept. It takes part in the two cores that everything
+//! The least HTTP/1.1 client there can be: requests answered with a known length on a connection that is kept. It takes part in the two cores that everything
 //! is measured on, so it does nothing else.
 
 use std::io;
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -36,12 +37,21 @@ impl Connection {
 
     /// The status and body of an answer.
     pub(super) async fn get(&mut self, path: &str) -> io::Result<(u16, &[u8])> {
+        self.ask("GET", path, "").await
+    }
+
+    async fn ask(&mut self, method: &str, path: &str, body: &str) -> io::Result<(u16, &[u8])> {
         self.request.clear();
-        self.request.push_str("GET ");
-        self.request.push_str(path);
-        self.request.push_str(" HTTP/1.1\r\nhost: ");
-        self.request.push_str(&self.address);
-        self.request.push_str("\r\n\r\n");
+        for part in [method, " ", path, " HTTP/1.1\r\nhost: ", &self.address, "\r\n"] {
+            self.request.push_str(part);
+        }
+        if !body.is_empty() {
+            self.request.push_str("content-length: ");
+            self.request.push_str(&body.len().to_string());
+            self.request.push_str("\r\n");
+        }
+        self.request.push_str("\r\n");
+        self.request.push_str(body);
         self.stream.write_all(self.request.as_bytes()).await?;
         self.buffer.clear();
         let head = loop {
@@ -69,7 +79,31 @@ impl Connection {
 
     /// A JSON answer; any status but 200 is an error.
     pub(super) async fn get_json<T: DeserializeOwned>(&mut self, path: &str) -> io::Result<T> {
-        let (status, body) = self.get(path).await?;
+        self.json("GET", path, "").await
+    }
+
+    /// The JSON answer to a body of JSON.
+    pub(super) async fn put_json<T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        body: &Value,
+    ) -> io::Result<T> {
+        self.json("PUT", path, &body.to_string()).await
+    }
+
+    /// DELETE that must be answered with 200.
+    pub(super) async fn delete(&mut self, path: &str) -> io::Result<()> {
+        let _: Value = self.json("DELETE", path, "").await?;
+        Ok(())
+    }
+
+    async fn json<T: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> io::Result<T> {
+        let (status, body) = self.ask(method, path, body).await?;
         if status != 200 {
             let text = String::from_utf8_lossy(body);
             return Err(io::Error::other(format!("HTTP {status} from {path}: {text}")));

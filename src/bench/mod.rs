@@ -1,4 +1,4 @@
-//! Benchmarks against real servers: `quorate bench writes | reads | schedule | failover`.
+//! Benchmarks against real servers: `quorate bench writes | reads | schedule | dispatch | failover`.
 //!
 //! ```text
 //!  cluster (given, or `up`: three child processes) ─► load (streams, unary calls, kept HTTP
@@ -12,6 +12,7 @@
 
 mod arguments;
 mod cluster;
+mod dispatch;
 mod failover;
 mod fsync;
 mod http;
@@ -83,6 +84,7 @@ async fn measure(command: &BenchCommand, progress: Progress<'_>) -> anyhow::Resu
         BenchCommand::Writes(arguments) => &arguments.cluster,
         BenchCommand::Reads(arguments) => &arguments.cluster,
         BenchCommand::Schedule(arguments) => &arguments.cluster,
+        BenchCommand::Dispatch(arguments) => &arguments.cluster,
         // It kills and starts its servers itself.
         BenchCommand::Failover(arguments) => return failover::run(arguments, progress).await,
     };
@@ -113,6 +115,7 @@ async fn measure_at(
         BenchCommand::Writes(arguments) => writes::run(arguments, &cluster, progress).await,
         BenchCommand::Reads(arguments) => reads::run(arguments, &cluster, progress).await,
         BenchCommand::Schedule(arguments) => schedule::run(arguments, &cluster, progress).await,
+        BenchCommand::Dispatch(arguments) => dispatch::run(arguments, &cluster, progress).await,
         BenchCommand::Failover(arguments) => failover::run(arguments, progress).await,
     }
 }

@@ -46,18 +46,7 @@ pub(super) async fn run(
     let run = EvaluationId(crate::rt::random_id()).to_string();
     let prefix = format!("bench-{}", &run[..8]);
     let template = writes::spec_of(&job(arguments, &prefix))?;
-    let servers: Vec<String> = cluster.servers.iter().map(|server| server.rpc.clone()).collect();
-    let ready = ready_nodes(cluster).await?;
-    let _nodes = if arguments.nodes > 0 {
-        let nodes = SimulatedNodes::start(arguments.nodes, &servers, progress)?;
-        wait_for_nodes(cluster, ready + arguments.nodes as usize).await?;
-        Some(nodes)
-    } else {
-        if ready == 0 {
-            bail!("the cluster has no ready node, and --nodes is 0");
-        }
-        None
-    };
+    let _nodes = nodes(arguments.nodes, cluster, progress).await?;
     let jobs: Vec<String> =
         (0..arguments.jobs).map(|number| format!("{prefix}-{number:05}")).collect();
     let before = cluster.gauges().await?;
@@ -87,6 +76,23 @@ pub(super) async fn run(
         writes::clean(cluster, jobs.iter().map(|job| Text::from(job.as_str()))).await?;
     }
     Ok(report)
+}
+
+/// Starts so many simulated nodes; none: there must be some.
+pub(super) async fn nodes(
+    count: u32,
+    cluster: &Cluster,
+    progress: Progress<'_>,
+) -> anyhow::Result<Option<SimulatedNodes>> {
+    let ready = ready_nodes(cluster).await?;
+    if count == 0 {
+        anyhow::ensure!(ready > 0, "the cluster has no ready node, and --nodes is 0");
+        return Ok(None);
+    }
+    let servers: Vec<String> = cluster.servers.iter().map(|server| server.rpc.clone()).collect();
+    let nodes = SimulatedNodes::start(count, &servers, progress)?;
+    wait_for_nodes(cluster, ready + count as usize).await?;
+    Ok(Some(nodes))
 }
 
 async fn ready_nodes(cluster: &Cluster) -> anyhow::Result<usize> {

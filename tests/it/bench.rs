@@ -56,6 +56,26 @@ fn placements_are_measured_and_recomputed() {
     }
 }
 
+#[test]
+fn dispatches_are_measured_before_and_after_others_are_over() {
+    let report = bench(&[
+        "dispatch",
+        "--nodes",
+        "10",
+        "--children",
+        "150",
+        "--singles",
+        "50",
+        "--timeout",
+        "120",
+    ]);
+    for when in ["with_few_children", "with_250_children_over"] {
+        assert_eq!(report[format!("dispatch_{when}")]["count"], 50, "{report}");
+        assert!(report[format!("first_page_{when}")]["p50_us"].as_u64() > Some(0), "{report}");
+    }
+    assert!(report["ratio_of_the_medians"].as_f64() > Some(0.0), "{report}");
+}
+
 /// Before its first entry a cluster has no log time: writes that come together were stamped with 0, and all but the first were refused as
 /// older than the session window.
 #[test]

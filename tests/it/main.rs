@@ -11,6 +11,7 @@ mod plants;
 mod providers;
 mod recompute;
 mod recovery;
+mod reply_cutter;
 mod scheduling;
 mod shortages;
 mod streams;
