@@ -112,5 +112,10 @@ fn read(input: &str) -> anyhow::Result<Vec<u8>> {
         .take(PAYLOAD_BYTES_READ_MAX)
         .read_to_end(&mut payload)
         .with_context(|| format!("cannot read the payload {input}"))?;
+    if payload.len() as u64 == PAYLOAD_BYTES_READ_MAX {
+        bail!(
+            "the payload {input} has {PAYLOAD_BYTES_READ_MAX} bytes or more: hand over where the data is"
+        );
+    }
     Ok(payload)
 }

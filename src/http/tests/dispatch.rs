@@ -218,10 +218,13 @@ async fn only_a_parameterized_job_that_is_not_stopped_is_dispatched() {
     let server = with_parent(json!({})).await;
     let child = id(&dispatch(&server, "", &json!({})).await.ok());
     server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
-    for of in [child.as_str(), "web"] {
+    let of_child = "is not a parameterized job: it is a child of \"render\", dispatch that";
+    for (of, words) in [
+        (child.as_str(), of_child),
+        ("web", "is not a parameterized job: add a parameterized block"),
+    ] {
         for form in ["dispatch", "dispatch/payload"] {
-            let answer = server.put(&format!("/v1/job/{of}/{form}"), &json!({})).await;
-            refused(&answer, "is not a parameterized job");
+            refused(&server.put(&format!("/v1/job/{of}/{form}"), &json!({})).await, words);
         }
     }
     server.delete("/v1/job/render").await.ok();

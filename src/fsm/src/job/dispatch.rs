@@ -24,9 +24,11 @@ impl Turn<'_> {
         let id = &parent.key.id;
         let spec = self.state.current_spec(&parent).cloned();
         let Some(block) = spec.as_ref().and_then(|spec| spec.parameterized.as_ref()) else {
-            let text = format!(
-                "Specified job \"{id}\" is not a parameterized job: add a parameterized block"
-            );
+            let remedy = match parent.key.parent() {
+                Some(of) => format!("it is a child of \"{of}\", dispatch that"),
+                None => "add a parameterized block".to_owned(),
+            };
+            let text = format!("Specified job \"{id}\" is not a parameterized job: {remedy}");
             return Err(refused(text));
         };
         if parent.stop {

@@ -379,6 +379,61 @@ fn children_go_on_when_their_parent_is_stopped() {
     assert_eq!(counts(&driver).2, 3, "they stay");
 }
 
+/// A parent that is started again, with another bound, goes on with those that wait; what is
+/// dispatched then stands behind them.
+#[test]
+fn a_parent_that_is_started_again_keeps_its_queue() {
+    let mut driver = with_parent(1);
+    dispatch(&mut driver, 0..4);
+    driver.deregister_job("t", false);
+    assert_eq!(those(&driver, 4, true), [1, 2, 3], "a stop starts none and forgets none");
+    put_parent(&mut driver, 2);
+    assert_eq!(those(&driver, 4, true), [2, 3]);
+    dispatch(&mut driver, 4..5);
+    driver.state = reload(&driver.state);
+    end(&mut driver, 1);
+    assert_eq!(those(&driver, 5, true), [3, 4]);
+    driver.deregister_job("t", false);
+    end(&mut driver, 0);
+    end(&mut driver, 2);
+    assert_eq!(those(&driver, 5, true), [0; 0], "the bound lasts while it is stopped");
+}
+
+/// A token is known as long as its child is; collection forgets both.
+#[test]
+fn a_token_is_free_when_its_child_was_collected() {
+    let mut driver = with_parent(0);
+    let with_token = |driver: &mut Driver, number| {
+        let child = Dispatched { token: "once".into(), ..dispatched(driver, number) };
+        match &answers(driver, vec![child])[..] {
+            [DispatchAnswer::Child { found, .. }] => *found,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(!with_token(&mut driver, 1));
+    end(&mut driver, 1);
+    assert!(with_token(&mut driver, 2));
+    driver.at_seconds(100_000);
+    let cutoffs = Cutoffs {
+        evaluations: driver.now,
+        batch_evaluations: driver.now,
+        jobs: driver.now,
+        deployments: driver.now,
+        children_max: u64::MAX,
+    };
+    let collect = CollectGarbage {
+        cutoffs,
+        jobs: vec![job_key(&child_id(1))],
+        allocations: Vec::new(),
+        evaluations: Vec::new(),
+        deployments: Vec::new(),
+        classes: Vec::new(),
+    };
+    assert_eq!(driver.accept(collect.into()), Reply::Collected(1));
+    assert!(!with_token(&mut driver, 3));
+    assert_eq!(counts(&driver), (1, 0, 0, 0));
+}
+
 /// Those that wait never ran, those that are over make no evaluation, and what is no child is left
 /// alone.
 #[test]
