@@ -120,6 +120,8 @@ impl SimulatedNodes {
             .args(["--simulate", &count.to_string()])
             .arg("--data-dir")
             .arg(folder.0.join("state"))
+            // A key of servers, which an agent does not know.
+            .env_remove("QUORATE__GC__CHILDREN_MAX")
             .env("QUORATE__HTTP__ADDRESS", "127.0.0.1:0")
             .env("QUORATE__DRIVERS__MOCK", "true");
         let pid = agent

@@ -1,12 +1,13 @@
 //! A proxy in front of a server's HTTP port that loses replies: a request goes through, and some connections are cut before their reply.
 //!
 //! Which ones follows from a seed and from the order of the connections. Each carries one request, so that a cut concerns no other.
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
@@ -40,17 +41,14 @@ impl ReplyCutter {
         let address = listener.local_addr().unwrap();
         let (cuts, stopped) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
         let (counted, ended) = (Arc::clone(&cuts), Arc::clone(&stopped));
-        let dice = Mutex::new(Dice::named(seed, "cut replies"));
+        let mut dice = Dice::named(seed, "cut replies");
         thread::spawn(move || {
             for client in listener.incoming() {
                 if ended.load(Ordering::SeqCst) {
                     break;
                 }
-                let cut = {
-                    let mut dice = dice.lock().unwrap();
-                    let when = if dice.one_in(2) { Cut::AtOnce } else { Cut::Answered };
-                    dice.percent(percent).then_some(when)
-                };
+                let when = if dice.one_in(2) { Cut::AtOnce } else { Cut::Answered };
+                let cut = dice.percent(percent).then_some(when);
                 counted.fetch_add(usize::from(cut.is_some()), Ordering::SeqCst);
                 // A broken connection is what the client's retry is for.
                 thread::spawn(move || client.and_then(|client| pass(client, server, cut)).ok());
