@@ -149,9 +149,7 @@ fn bound(state: &State, now: u64, row: &Instance) -> String {
     let pool = state.instance_pools().get(&row.pool);
     let node = row.node.and_then(|node| state.nodes().get(&node));
     let trouble = node.and_then(|node| trouble(state, now, row, pool.map(AsRef::as_ref), node));
-    let running = row.node.map_or(0, |node| {
-        state.allocations_of_node(node).filter(|row| !row.client.is_terminal()).count()
-    });
+    let running = row.node.map_or(0, |node| state.open_allocations_of_node(node).count());
     let work = match running {
         0 => idle(state, now, row, pool.map(AsRef::as_ref)),
         1 => "runs 1 allocation".to_owned(),

@@ -75,6 +75,7 @@ impl State {
     pub fn rebuild_derived(&mut self) {
         self.usage = OrdMap::new();
         self.by_node = OrdMap::new();
+        self.open_by_node = OrdMap::new();
         self.by_job = OrdMap::new();
         self.by_evaluation = OrdMap::new();
         self.run_deadlines = OrdSet::new();
@@ -207,6 +208,9 @@ impl State {
             self.run_deadlines.insert((deadline, id));
         }
         insert_into(&mut self.by_node, allocation.node, id, "allocations-by-node");
+        if !allocation.client.is_terminal() {
+            insert_into(&mut self.open_by_node, allocation.node, id, "open-allocations-by-node");
+        }
         insert_into(
             &mut self.by_evaluation,
             allocation.evaluation,
@@ -250,6 +254,9 @@ impl State {
             broken("run-deadlines", format_args!("none of {id}"));
         }
         remove_from(&mut self.by_node, &allocation.node, id, "allocations-by-node");
+        if !allocation.client.is_terminal() {
+            remove_from(&mut self.open_by_node, &allocation.node, id, "open-allocations-by-node");
+        }
         let evaluation = &allocation.evaluation;
         remove_from(&mut self.by_evaluation, evaluation, id, "allocations-by-evaluation");
         let index = job_index(&mut self.by_job, &allocation.job, "allocations-by-job");

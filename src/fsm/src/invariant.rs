@@ -62,6 +62,9 @@ fn derived_indexes(state: &State, out: &mut Vec<String>) {
     if fresh.by_node != state.by_node {
         out.push("allocations by node differ from a recomputation".into());
     }
+    if fresh.open_by_node != state.open_by_node {
+        out.push("open allocations by node differ from a recomputation".into());
+    }
     if fresh.by_evaluation != state.by_evaluation {
         out.push("allocations by evaluation differ from a recomputation".into());
     }

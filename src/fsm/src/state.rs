@@ -85,6 +85,8 @@ pub struct State {
 
     pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
     pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
+    /// Those of a node whose agent has not reported their end: few, while the ended ones are kept until they are collected.
+    pub(crate) open_by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
     pub(crate) by_job: OrdMap<JobKey, Arc<JobIndex>>,
     /// By parent.
     pub(crate) children: OrdMap<JobKey, Arc<Children>>,
@@ -379,8 +381,7 @@ impl State {
         node: NodeId,
         drain: &'a Drain,
     ) -> impl Iterator<Item = &'a Arc<Allocation>> {
-        self.allocations_of_node(node)
-            .filter(|row| !row.client.is_terminal())
+        self.open_allocations_of_node(node)
             .filter(move |row| !(drain.ignore_system && self.is_of_system_job(row)))
     }
 
@@ -393,6 +394,15 @@ impl State {
     /// Allocations of a node, by id.
     pub fn allocations_of_node(&self, node: NodeId) -> impl Iterator<Item = &Arc<Allocation>> {
         self.by_node
+            .get(&node)
+            .into_iter()
+            .flat_map(|ids| ids.iter())
+            .filter_map(|id| self.allocations.get(id))
+    }
+
+    /// Those allocations of a node that have not ended there, by id. They are live, or are to end.
+    pub fn open_allocations_of_node(&self, node: NodeId) -> impl Iterator<Item = &Arc<Allocation>> {
+        self.open_by_node
             .get(&node)
             .into_iter()
             .flat_map(|ids| ids.iter())

@@ -148,16 +148,8 @@ fn batches(
     let starts_allowed = may_start(node);
     let mut news = Vec::new();
     let mut present = BTreeSet::new();
-    for row in state.allocations_of_node(node.id) {
-        if row.client.is_terminal() {
-            // The servers declared it lost while the node was silent, and it may still run: the
-            // agent is told once. Every other end was reported by the agent itself.
-            let given_up = row.client == ClientStatus::Lost && sent.contains_key(&row.id);
-            if let (true, Some(spec)) = (given_up, state.allocation_spec(row)) {
-                news.push((Arc::clone(row), Arc::clone(spec)));
-            }
-            continue;
-        }
+    // A node keeps far more that has ended: nothing here goes over that.
+    for row in state.open_allocations_of_node(node.id) {
         present.insert(row.id);
         let told = Told { modify_index: row.server_modify_index, starts_allowed };
         if sent.get(&row.id).is_some_and(|before| before.covers(told)) {
@@ -166,6 +158,16 @@ fn batches(
         let Some(spec) = state.allocation_spec(row) else { continue };
         sent.insert(row.id, told);
         news.push((Arc::clone(row), Arc::clone(spec)));
+    }
+    for id in sent.keys().filter(|id| !present.contains(id)) {
+        // The servers declared it lost while the node was silent, and it may still run: the agent
+        // is told once. Every other end was reported by the agent itself.
+        let lost = state.allocations().get(id).filter(|row| row.client == ClientStatus::Lost);
+        if let Some(row) = lost
+            && let Some(spec) = state.allocation_spec(row)
+        {
+            news.push((Arc::clone(row), Arc::clone(spec)));
+        }
     }
     // Ends before starts: an allocation that waits for another to end has to know that it ends.
     news.sort_by_key(|(row, _)| row.is_live());

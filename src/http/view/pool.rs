@@ -44,11 +44,8 @@ fn paused(pause: &Pause) -> Value {
 
 /// An instance.
 pub(crate) fn instance(state: &State, row: &Instance) -> Value {
-    let on_node = row.node.into_iter().flat_map(|node| state.allocations_of_node(node));
-    let running: Vec<String> = on_node
-        .filter(|allocation| !allocation.client.is_terminal())
-        .map(|allocation| allocation.id.to_string())
-        .collect();
+    let on_node = row.node.into_iter().flat_map(|node| state.open_allocations_of_node(node));
+    let running: Vec<String> = on_node.map(|allocation| allocation.id.to_string()).collect();
     let deadline_at = match row.state {
         InstanceState::Requested | InstanceState::Booting => row.deadline_at,
         InstanceState::Bound | InstanceState::ShuttingDown => 0,

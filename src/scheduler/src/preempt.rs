@@ -98,7 +98,7 @@ impl<'a> Preemptor<'a> {
     fn preemptible(&self, candidates: &Candidates<'_>, position: usize) -> Vec<Victim<'a>> {
         let node: NodeId = candidates.node(position).id;
         let mut found = Vec::new();
-        for row in self.state.allocations_of_node(node) {
+        for row in self.state.open_allocations_of_node(node) {
             let is_there = row.is_live() && !candidates.is_released(position, row.id);
             if !is_there || !is_preemptible(self.state, row, self.job, self.priority) {
                 continue;

@@ -146,7 +146,7 @@ impl Turn<'_> {
         let Some(index) = self.state.job_index(job) else { return false };
         let running = index.summary.values().map(|group| group.running);
         let running = running.fold(0u32, u32::saturating_add);
-        let here = self.state.allocations_of_node(node);
+        let here = self.state.open_allocations_of_node(node);
         let here = here.filter(|row| row.client == ClientStatus::Running && row.job == *job);
         usize::try_from(running).unwrap_or(usize::MAX) > here.count()
     }

@@ -42,7 +42,7 @@ impl State {
         if self.mass_loss().is_some() && !is_planted(Plant::ReapInMassLoss) {
             return Some("nothing is reaped during a mass loss");
         }
-        if self.allocations_of_node(node.id).any(|row| !row.client.is_terminal()) {
+        if self.open_allocations_of_node(node.id).next().is_some() {
             return Some("allocations of the node have not ended");
         }
         if node.eligibility.ineligible && self.is_offline_table_full() {

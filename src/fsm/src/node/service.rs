@@ -60,7 +60,7 @@ impl Turn<'_> {
             let mut jobs = self.per_node_jobs_for(&node, Trigger::NodeUpdate);
             // The node may have changed meanwhile, so that what runs once on nodes like it is not
             // wanted here any more.
-            let rows = self.state.allocations_of_node(id);
+            let rows = self.state.open_allocations_of_node(id);
             let here = rows.filter(|row| row.per_node && row.is_live());
             jobs.extend(here.map(|row| (row.job.clone(), Trigger::NodeUpdate)));
             made = self.evaluate(&jobs, Some(&node), evaluation_ids);

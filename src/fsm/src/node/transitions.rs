@@ -326,7 +326,7 @@ impl Turn<'_> {
     /// like it.
     pub(crate) fn jobs_of_node(&self, node: &Node, trigger: Trigger) -> BTreeMap<JobKey, Trigger> {
         let mut jobs = self.per_node_jobs_for(node, trigger);
-        for row in self.state.allocations_of_node(node.id) {
+        for row in self.state.open_allocations_of_node(node.id) {
             if row.is_live() {
                 jobs.insert(row.job.clone(), trigger);
             }
@@ -359,12 +359,7 @@ impl Turn<'_> {
 
     /// Marks what had not ended on a node as lost; answers with the jobs concerned.
     fn lose_allocations(&mut self, id: NodeId, why: &str) -> BTreeMap<JobKey, Trigger> {
-        let rows: Vec<_> = self
-            .state
-            .allocations_of_node(id)
-            .filter(|row| !row.client.is_terminal())
-            .cloned()
-            .collect();
+        let rows: Vec<_> = self.state.open_allocations_of_node(id).cloned().collect();
         let mut jobs = BTreeMap::new();
         for row in rows {
             jobs.insert(row.job.clone(), Trigger::NodeUpdate);
@@ -377,8 +372,8 @@ impl Turn<'_> {
     fn end_stopping_allocations(&mut self, id: NodeId) {
         let rows: Vec<_> = self
             .state
-            .allocations_of_node(id)
-            .filter(|row| row.is_server_terminal() && !row.client.is_terminal())
+            .open_allocations_of_node(id)
+            .filter(|row| row.is_server_terminal())
             .cloned()
             .collect();
         for row in rows {

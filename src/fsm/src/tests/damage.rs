@@ -144,6 +144,7 @@ fn purge_child(driver: &mut Driver) {
 #[test]
 fn a_damaged_index_of_allocations_ends_the_replica() {
     check("allocations-by-node", |state| drop(state.by_node.remove(&node_id("a"))), end);
+    check("open-allocations-by-node", |state| state.open_by_node.clear(), end);
     check("allocations-by-evaluation", |state| state.by_evaluation.clear(), end);
     check("allocations-by-job", |state| of_job(state).allocations.clear(), end);
     check("allocations-by-job", |state| state.by_job.clear(), end);
