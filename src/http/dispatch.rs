@@ -150,23 +150,19 @@ fn token_of(call: &Call, token: Text, position: usize) -> Text {
 
 /// Stops a job, so that it makes no more children, and then its children, some in each entry: those that wait before those that run, or they would
 /// be let in. Whoever asks again goes on where it ended.
-pub(super) async fn stop_children(call: &Call, parent: &JobKey, purge: bool) -> Result<(), Error> {
+pub(super) async fn stop_children(call: &Call, whole: &DeregisterJob) -> Result<(), Error> {
+    let DeregisterJob { job: ref parent, purge, .. } = *whole;
     let state = call.read().await?.state;
-    // A parent that was purged may have left some behind.
-    let is_parent = state.jobs().get(parent).is_some_and(|job| job.is_parent());
-    if !is_parent && state.children(parent).is_none() {
+    // A parent that was purged may have left some behind; one that is gone with them was purged by the same request, whose answer was lost.
+    let is_other = state.jobs().get(parent).is_some_and(|job| !job.is_parent());
+    if is_other && state.children(parent).is_none() {
         return Err(Error::bad(format!(
             "job \"{}\" has no children: leave children out",
             parent.id
         )));
     }
-    let stop = DeregisterJob {
-        job: parent.clone(),
-        purge: false,
-        evaluation: EvaluationId(call.api.new_id()),
-        evaluation_priority: None,
-        no_shutdown_delay: false,
-    };
+    let evaluation = EvaluationId(call.api.new_id());
+    let stop = DeregisterJob { purge: false, evaluation, ..whole.clone() };
     let stopped = call.write_unkeyed(stop.into()).await?.index;
     let timeout = call.options.timeout;
     let state = call.api.read(ReadMode::Stale, stopped, timeout).await?.state;
@@ -178,7 +174,14 @@ pub(super) async fn stop_children(call: &Call, parent: &JobKey, purge: bool) -> 
     for part in [waiting, others].iter().flat_map(|all| all.chunks(CHILDREN_STOPPED_MAX)) {
         let evaluation_ids = part.iter().map(|_| EvaluationId(call.api.new_id())).collect();
         let (parent, children) = (parent.clone(), part.to_vec());
-        let command = StopChildren { parent, children, purge, evaluation_ids };
+        let command = StopChildren {
+            parent,
+            children,
+            purge,
+            evaluation_ids,
+            evaluation_priority: whole.evaluation_priority,
+            no_shutdown_delay: whole.no_shutdown_delay,
+        };
         call.write_unkeyed(command.into()).await?;
     }
     Ok(())

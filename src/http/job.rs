@@ -411,18 +411,17 @@ async fn deregister(call: Call) -> Result<Answer, Error> {
     // One region: what is global is here.
     call.flag("global")?;
     let key = target.key(&call)?;
-    let purge = call.flag("purge")?;
-    if call.flag("children")? {
-        dispatch::stop_children(&call, &key, purge).await?;
-    }
-    let command = Command::DeregisterJob(DeregisterJob {
+    let stop = DeregisterJob {
         job: key,
-        purge,
+        purge: call.flag("purge")?,
         evaluation: call.evaluation_id(),
         evaluation_priority: priority(call.number("eval_priority")?)?,
         no_shutdown_delay: call.flag("no_shutdown_delay")?,
-    });
-    let written = call.write(command).await?;
+    };
+    if call.flag("children")? {
+        dispatch::stop_children(&call, &stop).await?;
+    }
+    let written = call.write(stop.into()).await?;
     let mut answer = job_reply(&written);
     answer["VolumeEvalID"] = "".into();
     answer["VolumeEvalIndex"] = 0.into();

@@ -345,6 +345,36 @@ fn services() -> Vec<(&'static str, Value, Verdict)> {
     ]
 }
 
+/// Templates for dispatches.
+fn templates() -> Vec<(&'static str, &'static str, Value, Verdict)> {
+    vec![
+        (
+            "batch",
+            "/ParameterizedJob",
+            json!({"MetaRequired": [""]}),
+            RefusedHere("is empty", SLIP),
+        ),
+        (
+            "batch",
+            "/ParameterizedJob",
+            json!({"MetaRequired": ["a=b"]}),
+            RefusedHere("or a =", SLIP),
+        ),
+        (
+            "batch",
+            "/ParameterizedJob",
+            json!({"MetaOptional": ["a", "a"]}),
+            RefusedHere("is there twice", SLIP),
+        ),
+        (
+            "batch",
+            "/ParameterizedJob",
+            json!({"MetaRequired": ["a"], "MetaOptional": ["a"]}),
+            Refused("is required as well"),
+        ),
+    ]
+}
+
 /// Rows of other kinds of jobs.
 fn others() -> Vec<(&'static str, &'static str, Value, Verdict)> {
     let condition = json!([{"LTarget": "${node.class}", "Operand": "=", "RTarget": "x"}]);
@@ -380,18 +410,6 @@ fn others() -> Vec<(&'static str, &'static str, Value, Verdict)> {
         ("batch", "~/DispatchPayload", json!({"File": "../put"}), Refused("below local/")),
         ("batch", "~/DispatchPayload", json!({"File": ""}), Refused("needs a file")),
         ("batch", "/ParameterizedJob", json!({"Payload": "maybe"}), Refused("is none of")),
-        (
-            "batch",
-            "/ParameterizedJob",
-            json!({"MetaRequired": [""]}),
-            RefusedHere("is empty", SLIP),
-        ),
-        (
-            "batch",
-            "/ParameterizedJob",
-            json!({"MetaRequired": ["a"], "MetaOptional": ["a"]}),
-            Refused("is required as well"),
-        ),
         ("system", "/ParameterizedJob", json!({}), Refused("only batch and sysbatch")),
         ("system", "/Periodic", json!({"Spec": "@daily"}), Refused("only batch and sysbatch")),
         ("sysbatch", "/Periodic", json!({"Spec": "@daily"}), Taken),
@@ -464,7 +482,7 @@ fn jobs_are_taken_and_refused_as_nomad_does() {
     for list in [jobs(), groups(), tasks(), conditions(), services()] {
         rows += check("service", &list);
     }
-    for (kind, at, value, verdict) in others() {
+    for (kind, at, value, verdict) in others().into_iter().chain(templates()) {
         rows += check(kind, &[(at, value, verdict)]);
     }
     assert!(rows >= 200, "{rows} rows");

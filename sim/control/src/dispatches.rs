@@ -87,7 +87,15 @@ impl World {
             3 => {
                 let children = children.into_iter().filter(|_| dice.percent(50)).collect();
                 let (purge, evaluation_ids) = (dice.percent(50), self.evaluation_ids(2));
-                StopChildren { parent, children, purge, evaluation_ids }.into()
+                StopChildren {
+                    parent,
+                    children,
+                    purge,
+                    evaluation_ids,
+                    evaluation_priority: None,
+                    no_shutdown_delay: false,
+                }
+                .into()
             }
             4 | 5 if !children.is_empty() => {
                 let job = dice.pick(&children).unwrap_or(parent);

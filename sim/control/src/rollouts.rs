@@ -62,7 +62,7 @@ impl World {
         let truth = self.log.truth();
         let active: Vec<Arc<Deployment>> =
             truth.deployments().iter().filter(|row| row.is_active()).cloned().collect();
-        if let Some(back) = active.iter().find(|row| is_way_back(&truth, row))
+        if let Some(back) = active.iter().find(|row| is_way_back(truth, row))
             && dice.percent(40)
         {
             let evaluation = EvaluationId(self.ids.next());

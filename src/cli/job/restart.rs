@@ -203,11 +203,11 @@ impl Restart<'_> {
         let mut under_way = Vec::new();
         for instance in batch {
             match self.order(instance) {
-                Ok(()) => under_way.push(instance),
+                Ok(before) => under_way.push(before),
                 Err(error) => errors += self.failed(instance, &error)?,
             }
         }
-        for instance in under_way {
+        for instance in &under_way {
             match self.await_end(instance) {
                 Ok(text) => self.lines.detail(&text)?,
                 Err(error) => errors += self.failed(instance, &error)?,
@@ -222,15 +222,17 @@ impl Restart<'_> {
         Ok(1)
     }
 
-    fn order(&self, instance: &Value) -> anyhow::Result<()> {
+    /// Asks for the restart of an instance; returns it as it was right before, which is what its tasks are compared with.
+    fn order(&self, instance: &Value) -> anyhow::Result<Value> {
         let id = instance.text("ID");
+        let before = self.context.get_patiently(&format!("/v1/allocation/{id}"), &[])?;
         let (shown, name) = (self.id(id), instance.text("Name"));
         if self.arguments.reschedule {
             self.lines.detail(&format!("Replacing allocation \"{shown}\" ({name})"))?;
             let delay = if self.arguments.no_shutdown_delay { "true" } else { "false" };
             let query = [("reschedule", "true"), ("no_shutdown_delay", delay)];
             self.context.client.put(&format!("/v1/allocation/{id}/stop"), &query, &json!({}))?;
-            return Ok(());
+            return Ok(before);
         }
         self.lines.detail(&format!("Restarting allocation \"{shown}\" ({name})"))?;
         let path = format!("/v1/client/allocation/{id}/restart");
@@ -242,7 +244,7 @@ impl Restart<'_> {
         for body in bodies {
             self.context.client.put(&path, &[], &body)?;
         }
-        Ok(())
+        Ok(before)
     }
 
     /// Waits until the instance runs again, or its successor does.

@@ -21,7 +21,7 @@ fn instance(id: &str, group: &str, restarts: u64) -> Value {
         "TaskStates": {"server": state("running"), "init": state("dead")}})
 }
 
-/// Two instances that run again at the second look.
+/// Two instances that crashed and were restarted once since they were listed, and that run again at the second look after they were asked to.
 fn restarts() -> Canned {
     let mut canned = job().on(
         "GET /v1/job/web/allocations",
@@ -32,8 +32,9 @@ fn restarts() -> Canned {
         let route = format!("GET /v1/allocation/{id}");
         canned = canned
             .on(&format!("PUT /v1/client/allocation/{id}/restart"), &json!({}))
-            .on(&route, &instance(id, group, 0))
-            .on(&route, &instance(id, group, 1));
+            .on(&route, &instance(id, group, 1))
+            .on(&route, &instance(id, group, 1))
+            .on(&route, &instance(id, group, 2));
     }
     canned
 }
@@ -87,6 +88,8 @@ fn instances_are_restarted_one_batch_after_the_other() {
     let looks = format!("GET /v1/allocation/{OTHER}");
     let last = asked.iter().rposition(|line| *line == looks);
     assert!(last < asked.iter().position(|line| *line == order(ALLOCATION)), "{asked:?}");
+    // A crash before the request is no restart.
+    assert_eq!(asked.iter().filter(|line| **line == looks).count(), 3, "{asked:?}");
 }
 
 #[test]

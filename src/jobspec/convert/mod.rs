@@ -12,7 +12,7 @@ mod scaling;
 mod service;
 mod task;
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use fsm::{
     JobKey, JobKind, JobSpec, Text, codec,
@@ -302,8 +302,15 @@ fn parameterized(
     let path = block.at("MetaOptional");
     let meta_optional = bounded(block.texts("MetaOptional", report), &path, report);
     for key in meta_required.iter().chain(&meta_optional) {
-        if key.is_empty() || key.contains('\0') {
-            let message = "a key is empty or has a NUL character: rename it";
+        if key.is_empty() || key.contains(['\0', '=']) {
+            let message = "a key is empty or has a NUL character or a =: rename it";
+            report.error(block.path.clone(), message);
+        }
+    }
+    for keys in [&meta_required, &meta_optional] {
+        let mut seen = BTreeSet::new();
+        for key in keys.iter().filter(|key| !seen.insert(Text::clone(key))) {
+            let message = format!("{} is there twice: keep one", quoted(key));
             report.error(block.path.clone(), message);
         }
     }

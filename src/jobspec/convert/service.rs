@@ -270,10 +270,12 @@ fn without_zeros(value: &Value) -> Value {
     let Value::Object(map) = value else { return value.clone() };
     let kept = map.iter().filter(|(_, value)| !is_zero(value));
     let cleaned = kept.map(|(key, value)| {
-        let value = match value {
-            Value::Object(_) if !MAPS.contains(&key.as_str()) => without_zeros(value),
-            Value::Array(items) => items.iter().map(without_zeros).collect(),
-            other => other.clone(),
+        let value = if MAPS.contains(&key.as_str()) {
+            value.clone()
+        } else if let Value::Array(items) = value {
+            items.iter().map(without_zeros).collect()
+        } else {
+            without_zeros(value)
         };
         (key.clone(), value)
     });

@@ -248,7 +248,7 @@ impl Turn<'_> {
 
     /// Stops or deletes children. One that is over makes no evaluation: nothing of it runs.
     pub(crate) fn stop_children(&mut self, command: &StopChildren) -> Outcome {
-        let StopChildren { parent, children, purge, evaluation_ids } = command;
+        let StopChildren { parent, children, purge, evaluation_ids, .. } = command;
         few("children to stop", children.len(), limits::CHILDREN_STOPPED_MAX).map_err(refused)?;
         let mut ids = evaluation_ids.iter();
         let mut made = Vec::new();
@@ -264,8 +264,8 @@ impl Turn<'_> {
                         job: key.clone(),
                         purge,
                         evaluation,
-                        evaluation_priority: None,
-                        no_shutdown_delay: false,
+                        evaluation_priority: command.evaluation_priority,
+                        no_shutdown_delay: command.no_shutdown_delay,
                     };
                     if let Reply::Job { evaluation, .. } = self.deregister_job(&stop)? {
                         made.extend(evaluation);

@@ -46,6 +46,10 @@ pub struct StopChildren {
     pub children: Vec<JobKey>,
     pub purge: bool,
     pub evaluation_ids: Vec<EvaluationId>,
+    /// As of [`DeregisterJob`], for each of them.
+    pub evaluation_priority: Option<u16>,
+    /// As of [`DeregisterJob`], for each of them.
+    pub no_shutdown_delay: bool,
 }
 
 /// Makes children of a parameterized job.

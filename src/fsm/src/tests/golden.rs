@@ -686,6 +686,8 @@ fn stop_children(evaluation: EvaluationId) -> Command {
         children: vec![job_key("t/dispatch-1700000000-0123abcd")],
         purge: true,
         evaluation_ids: vec![evaluation],
+        evaluation_priority: Some(90),
+        no_shutdown_delay: true,
     })
 }
 

@@ -257,7 +257,15 @@ impl Maker<'_> {
             let children = (0..4).map(|_| self.any_job()).collect();
             let parent = crate::testing::job_key("template");
             let (purge, evaluation_ids) = (self.dice.one_in(2), self.evaluation_ids());
-            return StopChildren { parent, children, purge, evaluation_ids }.into();
+            return StopChildren {
+                parent,
+                children,
+                purge,
+                evaluation_ids,
+                evaluation_priority: None,
+                no_shutdown_delay: false,
+            }
+            .into();
         }
         if self.dice.one_in(6) {
             return self.launch();

@@ -448,7 +448,14 @@ fn children_are_stopped_and_deleted_with_their_parent() {
         let names = ["other", "t/dispatch-gone"].map(str::to_owned).into_iter();
         let children = (0..4).rev().map(child_id).chain(names).map(|id| job_key(&id)).collect();
         let evaluation_ids = (0..4).map(|_| driver.evaluation_id()).collect();
-        let command = StopChildren { parent: job_key("t"), children, purge, evaluation_ids };
+        let command = StopChildren {
+            parent: job_key("t"),
+            children,
+            purge,
+            evaluation_ids,
+            evaluation_priority: Some(90),
+            no_shutdown_delay: true,
+        };
         match driver.accept(command.into()) {
             Reply::Evaluations(made) => made.len(),
             other => panic!("{other:?}"),
@@ -460,6 +467,7 @@ fn children_are_stopped_and_deleted_with_their_parent() {
     assert_eq!((counts(&driver).3, alive(&driver)), (0, 2));
     for number in [0, 2] {
         for id in driver.open_evaluations(&child_id(number)) {
+            assert_eq!(driver.state.evaluations().get(&id).unwrap().priority, 90);
             let mut plan = driver.plan(id);
             if number == 0 {
                 plan = plan.stopping(running, None);
