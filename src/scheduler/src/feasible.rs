@@ -1,6 +1,7 @@
 //! Feasibility: may a group run on a node, leaving room aside? Checked once per computed class where nodes of a class cannot differ.
 //!
-//! Order: the job's constraints, the group's drivers, the group's and its tasks' constraints. The first that fails is the reason.
+//! Order: the job's constraints, the group's drivers, the group's and its tasks' constraints. The first that fails is the reason, and is told of every
+//! node of the class.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,6 @@ use fsm::{ClassId, JobSpec, Node, TaskGroup, Text, job::Constraint};
 
 use crate::{constraint::Condition, evaluate::ClassSummary};
 
-const CLASS_INELIGIBLE: &str = "computed class ineligible";
 const MISSING_DRIVERS: &str = "missing drivers";
 
 enum Check {
@@ -16,11 +16,13 @@ enum Check {
     Driver(Text),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What is known of a class.
+#[derive(Clone, PartialEq, Eq)]
 enum Known {
     Nothing,
     Eligible,
-    Ineligible,
+    /// With the reason.
+    Ineligible(Text),
 }
 
 /// Checks of the job or of one group.
@@ -50,8 +52,16 @@ impl Level {
         Self { checks, escaped, memo: Vec::new() }
     }
 
-    fn known(&self, class: usize) -> Known {
-        self.memo.get(class).copied().unwrap_or(Known::Nothing)
+    fn known(&self, class: usize) -> &Known {
+        self.memo.get(class).unwrap_or(&Known::Nothing)
+    }
+
+    fn is_eligible(&self, class: usize) -> bool {
+        *self.known(class) == Known::Eligible
+    }
+
+    fn is_ineligible(&self, class: usize) -> bool {
+        matches!(self.known(class), Known::Ineligible(_))
     }
 
     fn learn(&mut self, class: usize, known: Known) {
@@ -78,26 +88,17 @@ impl Level {
         })
     }
 
-    fn check(&mut self, node: &Node, class: usize, reason_class: &Text) -> Result<(), Text> {
-        if self.checks.is_empty() {
-            self.note(class, true);
-            return Ok(());
+    fn check(&mut self, node: &Node, class: usize) -> Result<(), Text> {
+        if self.escaped {
+            return self.failed(node).map_or(Ok(()), Err);
         }
-        if !self.escaped {
-            match self.known(class) {
-                Known::Eligible => return Ok(()),
-                Known::Ineligible => return Err(reason_class.clone()),
-                Known::Nothing => {}
-            }
+        if *self.known(class) == Known::Nothing {
+            let failed = self.failed(node);
+            self.learn(class, failed.map_or(Known::Eligible, Known::Ineligible));
         }
-        let failed = self.failed(node);
-        self.note(class, failed.is_none());
-        failed.map_or(Ok(()), Err)
-    }
-
-    fn note(&mut self, class: usize, eligible: bool) {
-        if !self.escaped && self.known(class) == Known::Nothing {
-            self.learn(class, if eligible { Known::Eligible } else { Known::Ineligible });
+        match self.known(class) {
+            Known::Ineligible(reason) => Err(reason.clone()),
+            Known::Eligible | Known::Nothing => Ok(()),
         }
     }
 }
@@ -107,7 +108,6 @@ pub(crate) struct Feasibility {
     job: Level,
     groups: Vec<Level>,
     classes: BTreeMap<ClassId, usize>,
-    reason_class: Text,
 }
 
 impl Feasibility {
@@ -124,7 +124,6 @@ impl Feasibility {
                 })
                 .collect(),
             classes: BTreeMap::new(),
-            reason_class: CLASS_INELIGIBLE.into(),
         }
     }
 
@@ -132,8 +131,8 @@ impl Feasibility {
     pub(crate) fn check(&mut self, node: &Node, group: usize) -> Result<(), Text> {
         let next = self.classes.len();
         let class = *self.classes.entry(node.class).or_insert(next);
-        self.job.check(node, class, &self.reason_class)?;
-        self.groups[group].check(node, class, &self.reason_class)
+        self.job.check(node, class)?;
+        self.groups[group].check(node, class)
     }
 
     /// What classes say about the groups that could not be placed. A class that is unknown to one of them is left out, unless another would run there.
@@ -141,19 +140,14 @@ impl Feasibility {
         let escaped = self.job.escaped || failed.iter().any(|group| self.groups[*group].escaped);
         let mut eligibility = BTreeMap::new();
         for (class, number) in &self.classes {
-            let verdict = if self.job.known(*number) == Known::Ineligible {
+            let verdict = if self.job.is_ineligible(*number) {
+                Some(false)
+            } else if failed.iter().any(|group| self.groups[*group].is_eligible(*number)) {
+                Some(true)
+            } else if failed.iter().all(|group| self.groups[*group].is_ineligible(*number)) {
                 Some(false)
             } else {
-                let known = |wanted: Known| {
-                    move |group: &usize| self.groups[*group].known(*number) == wanted
-                };
-                if failed.iter().any(known(Known::Eligible)) {
-                    Some(true)
-                } else if failed.iter().all(known(Known::Ineligible)) {
-                    Some(false)
-                } else {
-                    None
-                }
+                None
             };
             if let Some(verdict) = verdict {
                 eligibility.insert(*class, verdict);

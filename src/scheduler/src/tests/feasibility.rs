@@ -77,7 +77,7 @@ fn f5_operands() {
     }
 }
 
-/// F4: nodes of one class are checked once, and later ones say so; unique attributes escape that.
+/// F4: nodes of one class are checked once, and each is counted for the reason; unique attributes escape that.
 #[test]
 fn f4_class_memo() {
     let mut cluster = Cluster::with_nodes(6);
@@ -87,10 +87,7 @@ fn f4_class_memo() {
     let metrics = &plan.outcome.as_ref().unwrap().failed_groups["web"];
     assert_eq!(
         metrics.constraint_filtered,
-        BTreeMap::from([
-            ("${attr.kernel.name} = windows".into(), 1),
-            ("computed class ineligible".into(), 5),
-        ])
+        BTreeMap::from([("${attr.kernel.name} = windows".into(), 6)])
     );
     assert_eq!(plan.blocked()[0].class_eligibility, BTreeMap::from([(ClassId([0; 16]), false)]));
 
@@ -99,6 +96,20 @@ fn f4_class_memo() {
     assert_eq!(plan.placements.len(), 8);
     assert!(plan.placements.iter().all(|placement| placement.node == NodeId(id(4))));
     assert!(plan.blocked()[0].escaped);
+}
+
+/// A constraint that comes with an update, and that nobody meets, is named, though each class was looked at for those that run.
+#[test]
+fn a_constraint_that_nobody_meets_is_named_in_an_update() {
+    let mut cluster = Cluster::with_nodes(3);
+    let mut spec = job(JobKind::Service);
+    spec.groups[0].count = 2;
+    cluster.run(&spec);
+    spec.constraints = vec![constraint("${node.datacenter}", "=", "mars")];
+    let plan = cluster.run(&spec);
+    let metrics = &plan.outcome.as_ref().unwrap().failed_groups["web"];
+    let filtered = BTreeMap::from([("${node.datacenter} = mars".into(), 3)]);
+    assert_eq!((metrics.nodes_filtered, &metrics.constraint_filtered), (3, &filtered));
 }
 
 /// 2.2: datacenters are patterns, the pool `all` is every node.
