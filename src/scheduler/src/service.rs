@@ -75,6 +75,7 @@ pub(crate) fn schedule<'a>(
         stack,
         failed: BTreeSet::new(),
         in_place: BTreeSet::new(),
+        retried: BTreeSet::new(),
         replaced: BTreeSet::new(),
     };
     if work.stop(&removed, &changes) {
@@ -144,6 +145,8 @@ struct Work<'a> {
     failed: BTreeSet<usize>,
     /// Groups of which an instance takes the new version as it runs.
     in_place: BTreeSet<usize>,
+    /// Failed allocations that the new version would have left as they are.
+    retried: BTreeSet<AllocationId>,
     /// Allocations that a placement of this plan replaces.
     replaced: BTreeSet<AllocationId>,
 }
@@ -211,7 +214,8 @@ impl<'a> Work<'a> {
         // Never more canaries than the group has instances.
         let canaries = |number: usize| {
             let group = &spec.groups[number];
-            let begins = self.rollout.may_begin_with_canaries() && !destructive[number].is_empty();
+            let is_changed = destructive[number].iter().any(|row| !self.retried.contains(&row.id));
+            let begins = self.rollout.may_begin_with_canaries() && is_changed;
             let strategy = self.rollout.strategy(group).filter(|_| begins);
             strategy.map_or(0, |update| update.canaries.min(group.count))
         };
@@ -250,7 +254,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Moves what can stay to the new version, and returns what has to be replaced.
+    /// Moves what can stay to the new version, and returns what has to be replaced, also because it has failed.
     ///
     /// What cannot stay is released while the rest is looked at: of two instances that may not share a host any more one stays.
     fn update_in_place(
@@ -266,15 +270,17 @@ impl<'a> Work<'a> {
             let state = self.draft.pass.state;
             if differences.replaces(state, allocation, self.spec, group) {
                 replaced.push(*allocation);
-            } else if allocation.is_live() {
-                if !self.may_stay(number, allocation) {
-                    replaced.push(*allocation);
-                    released.push(*allocation);
-                } else if !self.draft.update_in_place(allocation) {
-                    break;
-                } else {
-                    self.in_place.insert(number);
-                }
+            } else if !allocation.is_live() {
+                // It holds its place, but cannot take the version as it runs: the version is another attempt.
+                self.retried.insert(allocation.id);
+                replaced.push(*allocation);
+            } else if !self.may_stay(number, allocation) {
+                replaced.push(*allocation);
+                released.push(*allocation);
+            } else if !self.draft.update_in_place(allocation) {
+                break;
+            } else {
+                self.in_place.insert(number);
             }
         }
         replaced
@@ -298,8 +304,8 @@ impl<'a> Work<'a> {
         may
     }
 
-    /// Replaces up to `limit` of the instances of older versions; false when the plan is full. One that finds no room does not hold up the others:
-    /// each makes room on its own node.
+    /// Replaces up to `limit` of the instances of older versions; false when the plan is full. One that runs and finds no room does not hold up the
+    /// others: it goes on, and each makes room on its own node. One that does not run is down already, and counts.
     fn replace(
         &mut self,
         number: usize,
@@ -308,10 +314,10 @@ impl<'a> Work<'a> {
         limit: usize,
         own: &mut Changes<'a>,
     ) -> bool {
-        let mut done = 0;
+        let (mut done, mut down) = (0, 0);
         let mut failures = Vec::new();
         for allocation in outdated {
-            if done == limit || failures.len() == REPLACEMENT_FAILURES_MAX {
+            if done + down == limit || failures.len() == REPLACEMENT_FAILURES_MAX {
                 break;
             }
             // A promoted canary may have its name already.
@@ -322,7 +328,10 @@ impl<'a> Work<'a> {
             match self.try_place(number, group, &wish, Some(Reason::Updating)) {
                 Tried::Placed => done += 1,
                 Tried::PlanFull => return false,
-                Tried::NoRoom(metrics) => failures.push(metrics),
+                Tried::NoRoom(metrics) => {
+                    failures.push(metrics);
+                    down += usize::from(!allocation.is_live());
+                }
             }
         }
         let left = outdated.len().min(limit) - done;

@@ -313,3 +313,75 @@ fn a_promoted_canary_that_is_taken_back_leaves_its_name() {
         assert_eq!(names(&cluster, &spec, version), expected);
     }
 }
+
+/// Two of four have failed for good; the next version changes nothing that they would need new instances for, but it is another attempt. They come
+/// first and use up the step: those that run are left alone until both are healthy again.
+#[test]
+fn a_failed_instance_is_tried_again_by_a_new_version() {
+    let mut cluster = Cluster::with_nodes(20);
+    let mut spec = service(4, 2, 0);
+    spec.groups[0].reschedule = None;
+    cluster.run(&spec);
+    let mut spec = next(&spec, "two");
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    cluster.begin(&plan);
+    for placement in &plan.placements {
+        cluster.end(placement.id, ClientStatus::Failed);
+        cluster.set_health(placement.id, false);
+    }
+    assert!(cluster.plan(&spec, Trigger::AllocFailure).is_no_op(), "the deployment has failed");
+    spec.priority += 1;
+    cluster.register(&spec);
+    let first = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!((first.counts(), first.names()), ((2, 2, 0), plan.names()));
+    let failed: Vec<_> = plan.placements.iter().map(|placement| placement.id).collect();
+    assert!(first.stops.iter().all(|stop| failed.contains(&stop.id)));
+    cluster.begin(&first);
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+    healthy(&mut cluster, &first);
+    let second = cluster.plan(&spec, Trigger::DeploymentWatcher);
+    assert_eq!(second.counts(), (2, 2, 0));
+    cluster.apply(&second);
+    assert_eq!(names(&cluster, &spec, 2), [0, 1, 2, 3]);
+    assert!(cluster.state.active_deployment(&spec.key).is_none(), "it was successful");
+}
+
+/// One that has failed and finds no room is down, and counts: nothing else is taken down for it.
+#[test]
+fn a_failed_instance_without_room_uses_up_the_step() {
+    let mut cluster = Cluster::with_nodes(2);
+    let mut spec = service(2, 1, 0);
+    spec.groups[0].reschedule = None;
+    spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
+    cluster.run(&spec);
+    let failed = cluster.live(&spec)[0].clone();
+    cluster.end(failed.id, ClientStatus::Failed);
+    let number = u64::from(failed.node.0[15]);
+    cluster.change_node(number, |node| node.eligibility.ineligible = true);
+    let spec = next(&spec, "two");
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!((plan.counts(), plan.queued(), plan.blocked().len()), ((0, 0, 0), 1, 1));
+    cluster.apply(&plan);
+    cluster.change_node(number, |node| node.eligibility.ineligible = false);
+    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert_eq!((plan.counts(), plan.placements[0].previous), ((1, 1, 0), Some(failed.id)));
+}
+
+/// What only has to be tried again asks for no canaries: the version is that of those that run.
+#[test]
+fn a_failed_instance_alone_is_no_reason_for_canaries() {
+    let mut cluster = Cluster::with_nodes(20);
+    let mut spec = service(4, 1, 2);
+    spec.groups[0].reschedule = None;
+    cluster.run(&spec);
+    let failed = cluster.live(&spec)[0].id;
+    cluster.end(failed, ClientStatus::Failed);
+    spec.priority += 1;
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!((plan.counts(), plan.placements[0].canary), ((1, 1, 3), false));
+    cluster.apply(&plan);
+    assert!(cluster.state.active_deployment(&spec.key).is_none(), "it was successful");
+}
