@@ -81,6 +81,11 @@ impl<'a> Rollout<'a> {
         self.owns(allocation) && !self.has_failed()
     }
 
+    /// Whether the allocation is a canary that was not promoted before its deployment failed.
+    pub(crate) fn is_left_canary(&self, allocation: &Allocation) -> bool {
+        allocation.is_canary() && self.has_failed() && self.owns(allocation)
+    }
+
     /// Canaries that the group's deployment wants now; none: it wants none, or no more.
     pub(crate) fn canaries(&self, group: &TaskGroup) -> Option<u32> {
         let own = self.group(group).filter(|own| own.is_canarying())?;

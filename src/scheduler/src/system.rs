@@ -2,13 +2,18 @@
 //!
 //! Each node is its own question: an instance is never moved to another node, and a node without room gets a blocked evaluation of its own. A change
 //! of a system job is rolled out by a deployment ([`crate::rollout`]). Its canaries are a share of the nodes, and take the place of the instances
-//! there: two do not fit on a node that one is made for.
+//! there: two do not fit on a node that one is made for. Those of a deployment that has failed give it back.
 
 mod steps;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use fsm::{Allocation, ClientStatus, JobKind, JobSpec, Node, NodeId, Plan, TaskGroup};
+use fsm::{
+    Allocation, ClientStatus, JobKind, JobSpec, JobVersion, Node, NodeId, Plan, TaskGroup,
+};
 
 use self::steps::{Step, older_versions};
 use crate::{
@@ -35,7 +40,12 @@ pub(crate) fn schedule<'a>(
         draft.queued.insert(group.name.clone(), 0);
     }
     let rollout = Rollout::of(&draft.pass, &draft.target);
-    let older = older_versions(&rollout, draft.target.version(), spec, &allocations);
+    let stable = draft.target.job.and_then(|job| {
+        let stable = draft.pass.state.last_stable_version(&job.key, job.create_index);
+        stable.filter(|stable| stable.spec.kind == job.kind)
+    });
+    let left = stable.as_deref().filter(|_| rollout.has_failed());
+    let older = older_versions(&rollout, draft.target.version(), spec, &allocations, left);
     let extended = extended(&draft, spec, &older);
     let offered = extended.as_ref().unwrap_or(spec);
     let stack = Stack::new(&draft.pass, offered, &allocations, memory);
@@ -45,6 +55,7 @@ pub(crate) fn schedule<'a>(
         draft,
         spec,
         rollout,
+        stable,
         older,
         stack,
         exhausted: BTreeSet::new(),
@@ -64,6 +75,10 @@ pub(crate) fn schedule<'a>(
 struct Standing<'a> {
     /// To be replaced by the new version.
     updates: Vec<&'a Allocation>,
+    /// Canaries of a deployment that has failed: the last stable version takes their place.
+    given_up: Vec<&'a Allocation>,
+    /// Instances of older versions that have not run for long enough to be called healthy.
+    starting: u32,
     /// Live instances of the deployment.
     members: u32,
     /// Canaries among them.
@@ -88,6 +103,7 @@ enum Fate {
     Stop(Reason),
     InPlace,
     Replace,
+    GiveUp,
 }
 
 struct Work<'a> {
@@ -96,6 +112,8 @@ struct Work<'a> {
     version: (u64, u64),
     kind: JobKind,
     rollout: Rollout<'a>,
+    /// The last stable version of the job.
+    stable: Option<Arc<JobVersion>>,
     older: Older,
     stack: Stack<'a>,
     /// Nodes without room for a group.
@@ -126,6 +144,7 @@ impl<'a> Work<'a> {
             let step = &mut steps[number];
             if !self.update(number, group, standing, step)
                 || (group.count > 0 && !self.fill(number, group, standing, step))
+                || !self.give_back(number, group, standing, step)
             {
                 break;
             }
@@ -181,7 +200,12 @@ impl<'a> Work<'a> {
                     standing.settled.insert(node);
                 }
                 Fate::Replace => {
+                    standing.starting += u32::from(self.is_starting(group, allocation));
                     standing.updates.push(allocation);
+                    standing.settled.insert(node);
+                }
+                Fate::GiveUp => {
+                    standing.given_up.push(allocation);
                     standing.settled.insert(node);
                 }
             }
@@ -237,7 +261,9 @@ impl<'a> Work<'a> {
             return Fate::Stop(Reason::NodeNotWanted);
         }
         if self.is_current(allocation) {
-            return Fate::Keep;
+            let is_left = self.rollout.is_left_canary(allocation);
+            let goes = is_left && node.is_schedulable() && self.proven(group).is_some();
+            return if goes { Fate::GiveUp } else { Fate::Keep };
         }
         if !self.stack.may_run_on(number, node) {
             return Fate::Stop(Reason::NodeNotWanted);
@@ -288,7 +314,7 @@ impl<'a> Work<'a> {
                 return false;
             }
             let seat = Seat { number, position, version: None, canary };
-            if self.place(group, seat, Some(allocation)) {
+            if self.place(group, seat, Some(allocation)).is_ok() {
                 done += 1;
                 step.placed += 1;
             } else {
@@ -338,7 +364,8 @@ impl<'a> Work<'a> {
             if !self.draft.has_room() {
                 return false;
             }
-            if self.place(group, seat, previous) {
+            if self.place(group, seat, previous).is_ok() {
+                step.filled += 1;
                 // One of an older version is to be replaced once more.
                 let count = if seat.version.is_none() { &mut step.placed } else { &mut step.left };
                 *count += 1;
@@ -347,27 +374,33 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Places an instance; false if it cannot be there.
-    fn place(&mut self, group: &TaskGroup, seat: Seat, previous: Option<&Allocation>) -> bool {
+    /// Places an instance, unless something is in the way.
+    fn place(
+        &mut self,
+        group: &TaskGroup,
+        seat: Seat,
+        previous: Option<&Allocation>,
+    ) -> Result<(), Obstacle> {
         let Seat { number, position, version, canary } = seat;
         let is_it = |version| self.older.iter().position(|one| *one == (number, version));
         let in_stack = match version.map(is_it) {
             None => number,
             Some(Some(extra)) => self.spec.groups.len() + extra,
-            Some(None) => return false,
+            Some(None) => return Err(Obstacle::Filtered),
         };
         match self.stack.try_node(in_stack, position) {
             Ok(choice) => {
                 self.stack.take(in_stack, &choice);
                 let wish = PlaceWish { version, previous, ..PlaceWish::new(0, canary) };
                 self.draft.place(group, &wish, choice);
-                true
+                Ok(())
             }
-            Err((Obstacle::Filtered, _)) => false,
-            Err((Obstacle::Exhausted, metrics)) => {
-                self.exhausted.insert(self.stack.node(position).id);
-                self.draft.fail(&group.name, 1, *metrics);
-                false
+            Err((obstacle, metrics)) => {
+                if matches!(obstacle, Obstacle::Exhausted) {
+                    self.exhausted.insert(self.stack.node(position).id);
+                    self.draft.fail(&group.name, 1, *metrics);
+                }
+                Err(obstacle)
             }
         }
     }

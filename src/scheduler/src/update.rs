@@ -33,7 +33,12 @@ impl Differences {
 }
 
 /// Whether the change needs new instances. Counts, policies, constraints, affinities, spreads, services and shutdown settings do not.
-fn differ(old: &JobSpec, old_group: &TaskGroup, new: &JobSpec, group: &TaskGroup) -> bool {
+pub(crate) fn differ(
+    old: &JobSpec,
+    old_group: &TaskGroup,
+    new: &JobSpec,
+    group: &TaskGroup,
+) -> bool {
     old.kind != new.kind
         || old_group.tasks.len() != group.tasks.len()
         || old_group.disk_mb != group.disk_mb

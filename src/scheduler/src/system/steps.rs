@@ -1,18 +1,28 @@
-//! The steps of a system job's deployment: canaries on a share of the nodes, then the others, `max_parallel` at a time.
+//! The steps of a system job's deployment: canaries on a share of the nodes, then the others, `max_parallel` at a time; and back to the last stable
+//! version where canaries were, if it fails.
 
 use std::collections::BTreeMap;
 
-use fsm::{Allocation, ClientStatus, JobSpec, TaskGroup, Text, deployment::DeploymentGoal};
+use fsm::{
+    Allocation, ClientStatus, Evaluation, EvaluationStatus, JobSpec, JobVersion, TaskGroup, Text,
+    Trigger, deployment::DeploymentGoal, job::UpdateStrategy,
+};
 
 use super::{Seat, Standing, Work};
-use crate::{rollout::Rollout, service::Older};
+use crate::{
+    evaluate, reconcile::Reason, rollout::Rollout, service::Older, stack::Obstacle, update::differ,
+};
 
-/// The older versions of the job that may be placed once more while its current one is held back.
+/// Least time between two steps back to a stable version, ms: there is no deployment that tells when an instance of it is healthy.
+const STEP_BACK_MS_MIN: u64 = 1_000;
+
+/// The older versions of the job that may be placed once more while its current one is held back. `stable` may be wherever canaries are.
 pub(super) fn older_versions(
     rollout: &Rollout<'_>,
     (create_index, version): (u64, u64),
     spec: &JobSpec,
     allocations: &[&Allocation],
+    stable: Option<&JobVersion>,
 ) -> Older {
     let mut older = Older::new();
     for (number, group) in spec.groups.iter().enumerate() {
@@ -21,8 +31,9 @@ pub(super) fn older_versions(
         }
         let own = allocations.iter().filter(|row| row.group == group.name);
         let own = own.filter(|row| row.job_create_index == create_index);
-        let versions = own.map(|row| row.job_version).filter(|other| *other != version);
-        older.extend(versions.map(|version| (number, version)));
+        let versions = own.map(|row| row.job_version).chain(stable.map(|stable| stable.version));
+        let others = versions.filter(|other| *other != version);
+        older.extend(others.map(|version| (number, version)));
     }
     older.sort_unstable();
     older.dedup();
@@ -38,6 +49,8 @@ pub(super) struct Step {
     pub(super) is_open: bool,
     /// Instances of the current version that this pass places.
     pub(super) placed: u32,
+    /// Instances of any version that this pass places on nodes without one.
+    pub(super) filled: u32,
     /// To be replaced in a later pass.
     pub(super) left: u32,
 }
@@ -48,17 +61,99 @@ impl Work<'_> {
         let Some(strategy) = self.rollout.strategy(group) else {
             return Step { is_open: true, ..Step::default() };
         };
-        // What is left of the canaries of another deployment is replaced in any case.
-        let others = standing.updates.iter().any(|allocation| !allocation.is_canary());
-        let begins = self.rollout.may_begin_with_canaries() && strategy.canaries > 0 && others;
+        let begins = self.rollout.may_begin_with_canaries()
+            && strategy.canaries > 0
+            && !standing.updates.is_empty()
+            && !self.only_goes_back(group, standing);
         let canaries = if begins {
             let nodes = u64::try_from(standing.settled.len()).unwrap_or(u64::MAX);
             let share = nodes.saturating_mul(strategy.canaries.into()).div_ceil(100);
-            Some(u32::try_from(share).unwrap_or(u32::MAX).max(1))
+            // Some run the version already, and are no canaries.
+            let most = u64::try_from(standing.updates.len()).unwrap_or(u64::MAX);
+            Some(u32::try_from(share.min(most)).unwrap_or(u32::MAX).max(1))
         } else {
             self.rollout.canaries(group)
         };
         Step { canaries, is_open: self.rollout.is_open(group, begins), ..Step::default() }
+    }
+
+    /// Whether canaries that were not promoted are all that differs, and the version runs what the last stable one does: that needs no canaries.
+    fn only_goes_back(&self, group: &TaskGroup, standing: &Standing<'_>) -> bool {
+        let is_same = |stable: &JobVersion| {
+            let old = stable.spec.group(&group.name);
+            old.is_some_and(|old| !differ(&stable.spec, old, self.spec, group))
+        };
+        standing.updates.iter().all(|allocation| allocation.is_canary())
+            && self.stable.as_deref().is_some_and(is_same)
+    }
+
+    /// The last stable version, if the group is in it and differs there from what the job runs now.
+    pub(super) fn proven(&self, group: &TaskGroup) -> Option<u64> {
+        let stable = self.stable.as_deref()?;
+        let old = stable.spec.group(&group.name).filter(|old| old.count > 0)?;
+        differ(&stable.spec, old, self.spec, group).then_some(stable.version)
+    }
+
+    /// Puts the last stable version in the place of canaries of a deployment that has failed; false when the plan is full. Those that serve nobody go
+    /// at once, the others `max_parallel` at a time, less what is down already. A canary goes on where the stable version has no room, and ends where it
+    /// may not run.
+    pub(super) fn give_back(
+        &mut self,
+        number: usize,
+        group: &TaskGroup,
+        standing: &Standing<'_>,
+        step: &mut Step,
+    ) -> bool {
+        let Some(strategy) = self.rollout.strategy(group) else { return true };
+        let version = self.proven(group);
+        let (well, others): (Vec<&Allocation>, Vec<&Allocation>) =
+            standing.given_up.iter().partition(|allocation| is_well(allocation));
+        let down = u32::try_from(others.len()).unwrap_or(u32::MAX);
+        let down = down.saturating_add(standing.starting).saturating_add(step.filled);
+        let free = strategy.max_parallel.saturating_sub(down) as usize;
+        for allocation in others.into_iter().chain(well.iter().copied().take(free)) {
+            let Some(position) = self.stack.position(allocation.node) else { continue };
+            if !self.draft.has_room() || !self.stop(allocation, Reason::NotNeeded) {
+                return false;
+            }
+            let seat = Seat { number, position, version, canary: false };
+            match self.place(group, seat, Some(allocation)) {
+                Ok(()) => step.left += 1,
+                Err(Obstacle::Filtered) => {}
+                Err(Obstacle::Exhausted) => {
+                    self.draft.pop_stop();
+                    self.stack.restore(allocation);
+                }
+            }
+        }
+        if well.len() > free {
+            self.look_again(&strategy);
+        }
+        true
+    }
+
+    /// Has the next step back taken when this one's instances have run for as long as healthy ones do.
+    fn look_again(&mut self, strategy: &UpdateStrategy) {
+        let due = self.draft.pass.now.saturating_add(strategy.healthy_ms_min.max(STEP_BACK_MS_MIN));
+        let own = self.draft.pass.evaluation.id;
+        let waits = |open: &Evaluation| {
+            open.id != own
+                && open.status == EvaluationStatus::Pending
+                && open.trigger == Trigger::DeploymentWatcher
+                && open.wait_until > self.draft.pass.now
+        };
+        let mut made = self.draft.evaluations.iter();
+        let is_awaited = made.any(waits) || evaluate::open_evaluations(&self.draft).any(waits);
+        if !is_awaited {
+            evaluate::follow_up(&mut self.draft, Trigger::DeploymentWatcher, due, Vec::new());
+        }
+    }
+
+    /// Whether an instance has not run for as long as one that is healthy.
+    pub(super) fn is_starting(&self, group: &TaskGroup, allocation: &Allocation) -> bool {
+        let least = self.rollout.strategy(group).map_or(0, |update| update.healthy_ms_min);
+        allocation.client != ClientStatus::Running
+            || allocation.client_at.saturating_add(least) > self.draft.pass.now
     }
 
     /// Begins a deployment if this version needs one; one that goes on learns what it is to reach on the nodes of today. Nodes without room are not
@@ -130,7 +225,12 @@ impl Work<'_> {
         previous: Option<&Allocation>,
         seat: Seat,
     ) -> Option<Seat> {
-        match previous.filter(|row| row.job_create_index == self.version.0) {
+        let previous = previous.filter(|row| row.job_create_index == self.version.0);
+        let left = previous.filter(|row| self.rollout.is_left_canary(row));
+        if let Some(version) = left.and_then(|_| self.proven(&self.spec.groups[seat.number])) {
+            return Some(Seat { version: Some(version), ..seat });
+        }
+        match previous {
             Some(row) if self.is_given_up(row) => None,
             Some(row) if self.is_current(row) => {
                 let canary = self.rollout.is_waiting_canary(row) && row.is_canary();
@@ -162,10 +262,15 @@ impl Standing<'_> {
             return;
         }
         let healthy = allocation.deployment.and_then(|own| own.is_healthy());
-        let is_well = healthy == Some(true) && allocation.client == ClientStatus::Running;
         self.members += 1;
         self.canaries += u32::from(allocation.is_canary());
-        self.unhealthy += u32::from(!is_well);
+        self.unhealthy += u32::from(!is_well(allocation));
         self.is_stuck |= healthy == Some(false);
     }
+}
+
+/// Whether an instance of the deployment is healthy, and still runs.
+fn is_well(allocation: &Allocation) -> bool {
+    let healthy = allocation.deployment.and_then(|own| own.is_healthy());
+    healthy == Some(true) && allocation.client == ClientStatus::Running
 }

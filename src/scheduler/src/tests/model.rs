@@ -460,7 +460,8 @@ fn check_per_node(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan)
                                     ClientStatus::Complete | ClientStatus::Failed
                                 ))
                 });
-            if group.count > 0 && here.is_empty() && !finished && !replaces {
+            let held = is_held(state, spec, group, plan);
+            if group.count > 0 && here.is_empty() && !finished && !replaces && !held {
                 assert!(!after.could_take_one_more(group, node), "{}", node.description.name);
             }
         }
@@ -674,9 +675,9 @@ fn spec_of(shape: &JobShape) -> JobSpec {
     }
     if matches!(shape.kind, JobKind::Service | JobKind::System) {
         let mut strategy = update(shape.max_parallel);
-        if shape.kind == JobKind::Service {
-            strategy.canaries = shape.canaries;
-        }
+        // Of a system job in percent of the nodes.
+        strategy.canaries =
+            if per_node { shape.canaries.saturating_mul(40).min(100) } else { shape.canaries };
         group.update = Some(strategy);
     }
     if shape.prefers {

@@ -1,8 +1,10 @@
 //! Deployments of system jobs, pass by pass: canaries in percent of the nodes, steps by health, nodes that come and go.
 
 use fsm::{
-    Allocation, ClientStatus, Deployment, DeploymentStatus, JobKind, JobSpec, Liveness, NodeId,
-    Plan, Trigger, deployment::PromoteDeployment,
+    Allocation, ClientStatus, Deployment, DeploymentStatus, JobKind, JobSpec, JobVersion, Liveness,
+    NodeId, Plan, Trigger,
+    deployment::{FailDeployment, PromoteDeployment},
+    job::Constraint,
 };
 
 use super::{
@@ -164,4 +166,189 @@ fn the_total_follows_the_nodes() {
     step(&mut cluster, &spec);
     assert_eq!(total(&cluster, &spec), 4);
     assert_eq!(newest(&cluster, &spec).status, DeploymentStatus::Successful);
+}
+
+/// The newest deployment is marked as failed by a person.
+fn fail(cluster: &mut Cluster, spec: &JobSpec) {
+    let id = newest(cluster, spec).id;
+    cluster.commit(|evaluation| FailDeployment { id, evaluation }.into());
+}
+
+fn promote(cluster: &mut Cluster, spec: &JobSpec) {
+    let id = newest(cluster, spec).id;
+    cluster.commit(|evaluation| PromoteDeployment { id, groups: None, evaluation }.into());
+}
+
+/// Canaries on all of `nodes` nodes, healthy, and not promoted.
+fn canaries_everywhere(nodes: u64, max_parallel: u32) -> (Cluster, JobSpec) {
+    let (mut cluster, spec) = changed(nodes, max_parallel, 100, false);
+    while !live(&cluster, &spec, 0).is_empty() {
+        let plan = step(&mut cluster, &spec);
+        assert!(!plan.placements.is_empty());
+        healthy(&mut cluster, &plan);
+    }
+    (cluster, spec)
+}
+
+/// Canaries of a version that nobody promoted are replaced like any other instance: the next version begins with canaries too.
+#[test]
+fn a_version_after_unpromoted_canaries_begins_with_canaries() {
+    for fails in [false, true] {
+        let (mut cluster, mut spec) = canaries_everywhere(3, 3);
+        if fails {
+            fail(&mut cluster, &spec);
+        }
+        spec.groups[0].tasks[0].user = "three".into();
+        cluster.register(&spec);
+        let plan = step(&mut cluster, &spec);
+        assert_eq!(plan.counts(), (3, 3, 0), "fails: {fails}");
+        assert!(plan.placements.iter().all(|placement| placement.canary));
+        healthy(&mut cluster, &plan);
+        let row = newest(&cluster, &spec);
+        let goal = row.groups.values().next().unwrap().goal;
+        assert_eq!((row.status, goal.canaries, goal.total), (DeploymentStatus::Running, 3, 3));
+        promote(&mut cluster, &spec);
+        assert_eq!(newest(&cluster, &spec).status, DeploymentStatus::Successful);
+    }
+}
+
+/// Two canaries of three nodes take the next version as they run. One node is left to be a canary, and no more are asked for.
+#[test]
+fn no_more_canaries_are_asked_for_than_are_outdated() {
+    let (mut cluster, mut spec) = changed(3, 3, 34, false);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!(plan.counts(), (2, 2, 0));
+    healthy(&mut cluster, &plan);
+    spec.priority += 1;
+    cluster.register(&spec);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!(plan.counts(), (1, 1, 2));
+    assert!(plan.placements[0].canary);
+    for row in live(&cluster, &spec, 2) {
+        cluster.set_health(row.id, true);
+    }
+    promote(&mut cluster, &spec);
+    assert_eq!(newest(&cluster, &spec).status, DeploymentStatus::Successful);
+}
+
+/// S11: the nodes of canaries whose deployment a person fails go back to the stable version.
+#[test]
+fn s11_canaries_of_a_failed_deployment_give_their_nodes_back() {
+    let (mut cluster, mut spec) = canaries_everywhere(3, 3);
+    fail(&mut cluster, &spec);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!(plan.counts(), (3, 3, 0));
+    assert!(plan.placements.iter().all(|one| (one.version, one.canary) == (Some(0), false)));
+    assert!(plan.deployment.is_none());
+    assert_eq!((live(&cluster, &spec, 0).len(), live(&cluster, &spec, 1).len()), (3, 0));
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+    // What goes back fails and is lost as others are, and a new version begins with canaries.
+    let back = live(&cluster, &spec, 0)[0].clone();
+    cluster.end(back.id, ClientStatus::Failed);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!((plan.counts(), plan.placements[0].version), ((1, 0, 0), Some(0)));
+    spec.groups[0].tasks[0].user = "three".into();
+    cluster.register(&spec);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!(plan.counts(), (3, 3, 0));
+    assert!(plan.placements.iter().all(|placement| placement.canary));
+}
+
+/// Healthy canaries go back `max_parallel` at a time, each step when what came back has run for long enough, and not while another node is down.
+#[test]
+fn healthy_canaries_go_back_in_steps() {
+    let (mut cluster, spec) = canaries_everywhere(3, 1);
+    fail(&mut cluster, &spec);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!((plan.counts(), plan.waiting().len()), ((1, 1, 0), 1));
+    assert_eq!(plan.waiting()[0].wait_until, cluster.now + 10_000);
+    let back = plan.placements[0].id;
+    for (client, since) in [
+        (ClientStatus::Pending, 0),
+        (ClientStatus::Running, cluster.now),
+        (ClientStatus::Failed, cluster.now),
+    ] {
+        cluster.change(back, |row| (row.client, row.client_at) = (client, since));
+        let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+        let again = usize::from(client == ClientStatus::Failed);
+        assert_eq!(plan.counts(), (again, 0, 0), "{client:?}");
+        assert!(plan.waiting().is_empty(), "one waits already");
+    }
+    cluster.change(back, |row| (row.client, row.client_at) = (ClientStatus::Running, 0));
+    cluster.now += 10_000;
+    let plan = step(&mut cluster, &spec);
+    assert_eq!((plan.counts(), plan.waiting().len()), ((1, 1, 0), 1), "the next has to wait too");
+    cluster.now += 10_000;
+    let plan = step(&mut cluster, &spec);
+    assert_eq!((plan.counts(), plan.waiting().len()), ((1, 1, 0), 0));
+    assert_eq!(live(&cluster, &spec, 0).len(), 3);
+}
+
+/// A version that is bad on every node: where its canaries have failed, the stable version runs again, at once.
+#[test]
+fn failed_canaries_give_their_nodes_back() {
+    let (mut cluster, spec) = changed(3, 3, 100, false);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!(plan.placements.len(), 3);
+    cluster.end(plan.placements[0].id, ClientStatus::Failed);
+    cluster.end(plan.placements[1].id, ClientStatus::Failed);
+    cluster.set_health(plan.placements[0].id, false);
+    assert_eq!(newest(&cluster, &spec).status, DeploymentStatus::Failed);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!(plan.counts(), (3, 1, 0), "the third runs, and is not healthy");
+    assert!(plan.placements.iter().all(|one| (one.version, one.canary) == (Some(0), false)));
+    assert!(cluster.plan(&spec, Trigger::AllocFailure).is_no_op());
+}
+
+/// Without a version that is stable there is nothing to go back to: canaries go on, and those that failed are not tried again.
+#[test]
+fn canaries_without_a_stable_version_stay() {
+    let (mut cluster, spec) = canaries_everywhere(3, 3);
+    let first = live(&cluster, &spec, 1)[0].clone();
+    let versions = cluster.state.versions_of(&spec.key, first.job_create_index);
+    let old = versions.into_iter().find(|version| version.version == 0).unwrap();
+    fsm::testing::put(&mut cluster.state, &JobVersion { stable: false, ..(*old).clone() });
+    fail(&mut cluster, &spec);
+    cluster.end(first.id, ClientStatus::Failed);
+    assert!(cluster.plan(&spec, Trigger::DeploymentWatcher).is_no_op());
+}
+
+/// Where the stable version may not run any more a canary ends; where it has no room, it goes on.
+#[test]
+fn a_canary_ends_where_the_stable_version_may_not_run() {
+    let mut cluster = Cluster::with_nodes(2);
+    let mut spec = job(JobKind::System);
+    let mut strategy = update(2);
+    strategy.canaries = 100;
+    spec.groups[0].update = Some(strategy);
+    spec.groups[0].constraints = vec![Constraint {
+        left: "${attr.kernel.name}".into(),
+        operand: "=".into(),
+        right: "linux".into(),
+    }];
+    cluster.run(&spec);
+    spec.groups[0].constraints.clear();
+    spec.groups[0].tasks[0].resources.cpu_mhz /= 2;
+    cluster.register(&spec);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!(plan.placements.len(), 2);
+    healthy(&mut cluster, &plan);
+    cluster.change_node(1, |node| {
+        let mut description = (*node.description).clone();
+        description.attributes.insert("kernel.name".into(), "plan9".into());
+        node.description = description.into();
+        node.class = fsm::node::computed_class(&node.description);
+    });
+    let mut filler = job(JobKind::Service);
+    filler.key = fsm::JobKey::new("default", "filler");
+    filler.priority = 100;
+    filler.groups[0].tasks[0].resources.cpu_mhz = 3_600;
+    cluster.register(&filler);
+    cluster.allocation(&filler, 0, 2);
+    fail(&mut cluster, &spec);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!((plan.counts(), plan.blocked().len()), ((0, 1, 0), 1));
+    let left = live(&cluster, &spec, 1);
+    assert_eq!((left.len(), left[0].node), (1, NodeId(id(2))));
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
 }
