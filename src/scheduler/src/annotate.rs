@@ -33,17 +33,24 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
     }
     let replaced: BTreeSet<AllocationId> =
         plan.placements.iter().filter_map(|placement| placement.previous).collect();
+    let canaries = plan.placements.iter().filter(|placement| placement.canary);
+    let replaced_by_canaries: BTreeSet<AllocationId> =
+        canaries.filter_map(|placement| placement.previous).collect();
     let updated: BTreeSet<AllocationId> = plan.in_place.iter().map(|one| one.id).collect();
     let stopped: BTreeMap<AllocationId, &str> =
         plan.stops.iter().map(|stop| (stop.id, &*stop.description)).collect();
-    let (updating, migrating) = (Reason::Updating.text(), Reason::Migrating.text());
+    // A canary that is not needed any more has a successor where it took somebody's place.
+    let is_update = |why: &str| why == Reason::Updating.text() || why == Reason::NotNeeded.text();
+    let is_move = |why: &str| why == Reason::Migrating.text();
     for row in state.allocations_of_job(&plan.job) {
         let is_replaced = replaced.contains(&row.id);
         let why = stopped.get(&row.id).copied();
         let group = &row.group;
-        if is_replaced && why == Some(updating) {
-            made.group(group).destructive_update += 1;
-        } else if is_replaced && why == Some(migrating) {
+        if is_replaced && why.is_some_and(is_update) {
+            // A canary is counted once.
+            let by_other = !replaced_by_canaries.contains(&row.id);
+            made.group(group).destructive_update += u32::from(by_other);
+        } else if is_replaced && why.is_some_and(is_move) {
             made.group(group).migrate += 1;
         } else if why.is_some() && row.is_live() && !is_replaced {
             made.group(group).stop += 1;
@@ -58,7 +65,7 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
         let group = made.group(&placement.group);
         if placement.canary {
             group.canary += 1;
-        } else if why.is_none_or(|why| *why != updating && *why != migrating) {
+        } else if why.is_none_or(|why| !is_update(why) && !is_move(why)) {
             group.place += 1;
         }
         group.preemptions += u32::try_from(placement.preempts.len()).unwrap_or(u32::MAX);

@@ -72,6 +72,23 @@ fn a_canary_is_not_placed() {
     assert_eq!(changed, GroupAnnotation { canary: 2, ignore: 10, ..NOTHING });
 }
 
+/// A canary of a system job takes somebody's place, and is counted once; so is what takes the place of a canary.
+#[test]
+fn a_canary_in_the_place_of_another_is_counted_once() {
+    let mut cluster = Cluster::with_nodes(3);
+    let mut spec = job(JobKind::System);
+    spec.groups[0].update = Some(UpdateStrategy { canaries: 34, ..update(3) });
+    cluster.run(&spec);
+    spec.groups[0].tasks[0].config_json = "{\"v\":2}".into();
+    cluster.register(&spec);
+    let changed = told(&mut cluster, &spec, Trigger::JobRegister);
+    assert_eq!(changed, GroupAnnotation { canary: 2, ignore: 1, ..NOTHING });
+    let id = cluster.state.active_deployment(&spec.key).unwrap().id;
+    cluster.commit(|evaluation| fsm::deployment::FailDeployment { id, evaluation }.into());
+    let back = told(&mut cluster, &spec, Trigger::DeploymentWatcher);
+    assert_eq!(back, GroupAnnotation { destructive_update: 2, ignore: 1, ..NOTHING });
+}
+
 #[test]
 fn what_migrates_is_not_placed() {
     let mut cluster = Cluster::with_nodes(3);
