@@ -34,9 +34,9 @@ pub struct JobIndex {
     pub(crate) evaluations: OrdSet<EvaluationId>,
     /// Names of live allocations: wanted and not ended.
     pub live_names: OrdMap<LiveName, AllocationId>,
-    /// Number of allocations by (job create index, version). A version is kept while an allocation
-    /// refers to it.
-    pub versions: OrdMap<(Index, u64), u32>,
+    /// Allocations by (job create index, version). A version is kept while an allocation refers to
+    /// it.
+    pub versions: OrdMap<(Index, u64), VersionUse>,
     /// Counts by incarnation (the job's create index) and group; `queued` is in the job row instead.
     pub summary: BTreeMap<(Index, Text), GroupSummary>,
     /// Evaluations that are pending or blocked.
@@ -45,7 +45,21 @@ pub struct JobIndex {
     pub deployments: OrdSet<DeploymentId>,
 }
 
+/// How many allocations run a version of a job.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct VersionUse {
+    /// Those that ended included.
+    pub all: u32,
+    /// Those that hold their place ([`Allocation::holds_its_place`]).
+    pub holding: u32,
+}
+
 impl JobIndex {
+    /// Whether an allocation that holds its place runs this version.
+    pub fn holds_place(&self, version: (Index, u64)) -> bool {
+        self.versions.get(&version).is_some_and(|used| used.holding > 0)
+    }
+
     /// Whether the job has no allocations, no evaluations and no deployments.
     pub fn is_empty(&self) -> bool {
         self.allocations.is_empty() && self.evaluations.is_empty() && self.deployments.is_empty()
@@ -227,7 +241,11 @@ impl State {
             index.live_names.insert(allocation.live_name(), id);
         }
         let version = (allocation.job_create_index, allocation.job_version);
-        add_one(index.versions.entry(version).or_insert(0), "versions", id);
+        let used = index.versions.entry(version).or_default();
+        add_one(&mut used.all, "versions", id);
+        if allocation.holds_its_place() {
+            add_one(&mut used.holding, "versions", id);
+        }
         let summary = index.summary.entry(summary_key(allocation)).or_default();
         add_one(summary_slot(summary, allocation.client), "summary", id);
         let live = allocation.is_live();
@@ -271,10 +289,13 @@ impl State {
             }
         }
         let version = (allocation.job_create_index, allocation.job_version);
-        let count = index.versions.get_mut(&version);
-        let count = count.unwrap_or_else(|| broken("versions", format_args!("none of {id}")));
-        take_one(count, "versions", id);
-        if *count == 0 {
+        let used = index.versions.get_mut(&version);
+        let used = used.unwrap_or_else(|| broken("versions", format_args!("none of {id}")));
+        take_one(&mut used.all, "versions", id);
+        if allocation.holds_its_place() {
+            take_one(&mut used.holding, "versions", id);
+        }
+        if used.all == 0 {
             index.versions.remove(&version);
         }
         let key = summary_key(allocation);

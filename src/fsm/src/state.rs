@@ -318,17 +318,32 @@ impl State {
         Some((spec.kind, spec.priority, 0))
     }
 
-    /// Versions of a job's incarnation, newest first.
+    /// The history of a job's incarnation, newest first: its newest versions, those with a tag, and
+    /// those of which an allocation holds its place. Other stored versions are kept for allocations
+    /// that have ended, and are no part of it.
     pub fn versions_of(&self, job: &JobKey, create_index: Index) -> Vec<Arc<JobVersion>> {
-        let first = (job.clone(), create_index, 0);
-        let mut versions: Vec<_> = self
-            .job_versions
-            .iter_from(&first)
-            .take_while(|row| row.spec.key == *job && row.create_index == create_index)
-            .cloned()
-            .collect();
+        let index = self.job_index(job);
+        let mut versions: Vec<_> = self.stored_versions(job, create_index).cloned().collect();
         versions.reverse();
+        let mut untagged = 0usize;
+        versions.retain(|version| {
+            untagged = untagged.saturating_add(usize::from(version.tag.is_none()));
+            let is_new = untagged <= limits::JOB_VERSIONS_MAX;
+            let id = (create_index, version.version);
+            is_new || version.tag.is_some() || index.is_some_and(|index| index.holds_place(id))
+        });
         versions
+    }
+
+    /// The versions of a job's incarnation that are stored, oldest first.
+    pub(crate) fn stored_versions<'a>(
+        &'a self,
+        job: &'a JobKey,
+        create_index: Index,
+    ) -> impl Iterator<Item = &'a Arc<JobVersion>> {
+        self.job_versions
+            .range((job.clone(), create_index, 0)..)
+            .take_while(move |row| row.spec.key == *job && row.create_index == create_index)
     }
 
     /// The newest version of a job's incarnation that is marked as stable.

@@ -298,6 +298,11 @@ impl Allocation {
         !self.is_server_terminal() && !self.client.is_terminal()
     }
 
+    /// Wanted, and alive, or failed and not replaced yet.
+    pub fn holds_its_place(&self) -> bool {
+        self.is_live() || (self.client == ClientStatus::Failed && !self.is_server_terminal())
+    }
+
     /// The log time since which all tasks have been running, measured from their last start.
     /// `None`: the allocation does not run, or a task waits for its start. (Such an allocation
     /// still has the status running while a task has ended and is about to be restarted.)

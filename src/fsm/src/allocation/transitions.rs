@@ -37,6 +37,12 @@ impl Turn<'_> {
         self.state.count_allocation(old.as_deref(), Some(&row));
         self.instance_used(old.as_deref(), &row);
         self.count_in_deployment(old.as_deref(), &row);
+        let version = |row: &Allocation| (row.job_create_index, row.job_version);
+        if let Some(old) = old.filter(|old| old.holds_its_place())
+            && (!row.holds_its_place() || version(&old) != version(&row))
+        {
+            self.version_left(&old);
+        }
     }
 
     pub(crate) fn update_allocations(&mut self, command: &UpdateAllocations) -> Reply {

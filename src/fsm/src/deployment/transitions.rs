@@ -8,7 +8,7 @@ use super::{
     PromoteDeployment, SetAllocationHealth, Touched, text,
 };
 use crate::{
-    allocation::{Allocation, ClientStatus},
+    allocation::Allocation,
     apply::{Outcome, Turn, not_found},
     command::{Rejection, Reply},
     effect::Effect,
@@ -241,16 +241,12 @@ impl Turn<'_> {
         self.evaluate(&jobs, None, &[]);
     }
 
-    /// Whether an allocation of another version than the current one lives, or has failed and holds its place.
+    /// Whether an allocation of another version than the current one holds its place.
     fn has_older(&self, key: &JobKey) -> bool {
         let Some(job) = self.state.jobs.get(key) else { return false };
         let current = (job.create_index, job.version);
         let Some(index) = self.state.job_index(key) else { return false };
-        index.versions.keys().any(|version| *version != current)
-            && self.state.allocations_of_job(key).any(|row| {
-                let has_failed = row.client == ClientStatus::Failed && !row.is_server_terminal();
-                (row.is_live() || has_failed) && (row.job_create_index, row.job_version) != current
-            })
+        index.versions.iter().any(|(version, used)| *version != current && used.holding > 0)
     }
 
     fn succeed(&mut self, row: Deployment) {

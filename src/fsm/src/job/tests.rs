@@ -415,6 +415,44 @@ fn the_newest_six_versions_are_kept_and_those_that_run() {
     });
 }
 
+/// A version that nothing runs any more leaves the history at once; what ended of it still finds its
+/// spec.
+#[test]
+fn a_version_leaves_the_history_with_what_runs_it() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    let submission = Submission { source: "text".into(), ..Submission::default() };
+    let evaluation = driver.evaluation_id();
+    driver.accept(Command::RegisterJob(RegisterJob {
+        spec: Arc::new(job("t", JobKind::Service, 1)),
+        enforce_index: None,
+        evaluation,
+        evaluation_priority: None,
+        submission: Some(Arc::new(submission)),
+        preserve_counts: false,
+    }));
+    let (a, b) = (driver.run("t", 0, node), driver.run("t", 1, node));
+    for count in 2..=10 {
+        driver.register_job(job("t", JobKind::Service, count));
+    }
+    let first = |driver: &Driver| {
+        let created = driver.job_row("t").create_index;
+        let listed = history(driver, "t").iter().any(|(version, _)| *version == 0);
+        let row = driver.state.job_versions().get(&(job_key("t"), created, 0)).cloned();
+        (listed, row.map(|row| row.submission.is_some()))
+    };
+    driver.report(a, ClientStatus::Failed);
+    driver.report(b, ClientStatus::Complete);
+    assert_eq!(first(&driver), (true, Some(true)), "one has failed and waits for its successor");
+    let evaluation = driver.evaluate_job("t");
+    let mut next = driver.placement(crate::testing::GROUP, 0, node);
+    next.previous = Some(a);
+    let plan = driver.plan(evaluation).stopping(a, None).with(next);
+    assert!(driver.commit_plan(plan).outcome_taken);
+    assert_eq!(first(&driver), (false, Some(false)));
+    assert!(driver.state.allocation_spec(driver.allocation(a)).is_some());
+}
+
 /// Facts 1.17: stopping an unknown job gives no error and an empty answer.
 #[test]
 fn stopping_an_unknown_job_changes_nothing() {

@@ -1,6 +1,9 @@
 //! Jobs: register, deregister, evaluate.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{
     DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, JobStatus, JobVersion, Launches,
@@ -332,18 +335,37 @@ impl Turn<'_> {
         }
     }
 
-    /// Drops old versions, except the newest ones, tagged ones, and those that an allocation runs.
+    /// Drops the versions that are no part of the job's history. Of one that allocations ran which
+    /// have ended, the spec stays until they are collected.
     pub(crate) fn drop_old_versions(&mut self, job: &Job) {
-        let versions = self.state.versions_of(&job.key, job.create_index);
+        let history = self.state.versions_of(&job.key, job.create_index);
+        let history: BTreeSet<u64> = history.iter().map(|version| version.version).collect();
+        let stored = self.state.stored_versions(&job.key, job.create_index);
+        let old = stored.filter(|version| !history.contains(&version.version));
+        let old: Vec<_> = old.cloned().collect();
         let index = self.state.job_index(&job.key).cloned();
-        let untagged = versions.iter().filter(|version| version.tag.is_none());
-        for version in untagged.skip(limits::JOB_VERSIONS_MAX) {
+        for version in old {
             let id = (job.create_index, version.version);
-            if index.as_ref().is_some_and(|index| index.versions.contains_key(&id)) {
-                continue;
+            if index.as_ref().is_none_or(|index| !index.versions.contains_key(&id)) {
+                let key = (job.key.clone(), job.create_index, version.version);
+                self.state.job_versions.remove(&key, self.changes);
+            } else if version.submission.is_some() {
+                let bare = JobVersion { submission: None, ..(*version).clone() };
+                self.state.job_versions.put(bare, self.changes);
             }
-            let key = (job.key.clone(), job.create_index, version.version);
-            self.state.job_versions.remove(&key, self.changes);
+        }
+    }
+
+    /// An allocation has left its place in this version: an older one that nothing holds any more
+    /// may leave the history.
+    pub(crate) fn version_left(&mut self, old: &Allocation) {
+        let id = (old.job_create_index, old.job_version);
+        if self.state.job_index(&old.job).is_some_and(|index| index.holds_place(id)) {
+            return;
+        }
+        let job = self.state.jobs.get(&old.job).cloned();
+        if let Some(job) = job.filter(|job| job.create_index == id.0 && job.version != id.1) {
+            self.drop_old_versions(&job);
         }
     }
 
@@ -434,7 +456,8 @@ impl Turn<'_> {
         self.drop_scalings(&job.key);
         self.effects.insert(Effect::Job(job.key.clone()));
         let index = self.state.job_index(&job.key).cloned();
-        for version in self.state.versions_of(&job.key, job.create_index) {
+        let stored = self.state.stored_versions(&job.key, job.create_index);
+        for version in stored.cloned().collect::<Vec<_>>() {
             let id = (job.create_index, version.version);
             if index.as_ref().is_none_or(|index| !index.versions.contains_key(&id)) {
                 let key = (job.key.clone(), job.create_index, version.version);

@@ -141,9 +141,6 @@ impl Turn<'_> {
             if !is_planted(Plant::VictimWithoutEvaluation) {
                 self.evaluate(&preempted, None, &[]);
             }
-            if !plan.in_place.is_empty() {
-                self.drop_old_versions(&job);
-            }
         }
         for follow_up in &plan.follow_ups {
             let Some(row) = self.state.allocations.get(&follow_up.id) else { continue };
