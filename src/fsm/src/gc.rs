@@ -17,7 +17,7 @@ use crate::{
     command::Reply,
     effect::Effect,
     evaluation::Evaluation,
-    id::{AllocationId, ClassId, DeploymentId, EvaluationId, Index, JobKey, TimeMs},
+    id::{AllocationId, ClassId, DeploymentId, EvaluationId, JobKey, TimeMs},
     job::{Job, JobKind, JobStatus},
     node::GainKey,
     state::State,
@@ -67,8 +67,8 @@ impl Cutoffs {
 impl State {
     /// Whether a job may be deleted with its evaluations and allocations. It must be dead and
     /// submitted before `before`, and its evaluations and allocations must be final and unchanged
-    /// since then. A service or system job, or one with children, must also be stopped, and no child
-    /// may wait. Cost: one pass over the evaluations and allocations.
+    /// since then. A service or system job, or one with children, must also be stopped, no child
+    /// may wait, and no version may have a tag. Cost: one pass over the evaluations and allocations.
     pub fn is_job_collectable(&self, job: &Job, before: TimeMs) -> bool {
         let over = match job.kind {
             JobKind::Service | JobKind::System => job.stop,
@@ -84,6 +84,12 @@ impl State {
             && self
                 .allocations_of_job(&job.key)
                 .all(|row| row.client.is_terminal() && row.modified_at < before)
+            && !self.has_tag(job)
+    }
+
+    /// Whether a user gave a version of the job a tag, which keeps it.
+    fn has_tag(&self, job: &Job) -> bool {
+        self.stored_versions(&job.key, job.create_index).any(|version| version.tag.is_some())
     }
 
     /// Whether an allocation may be deleted. It must have ended and be unchanged since the cut-off
@@ -181,26 +187,27 @@ impl Turn<'_> {
         Reply::Collected(collected)
     }
 
-    /// The youngest dead child that goes by number, of each parent of these jobs that has too many.
-    fn surplus_children(&self, jobs: &[JobKey], max: u64) -> BTreeMap<JobKey, (Index, JobKey)> {
-        let parents: BTreeSet<_> = jobs.iter().filter_map(JobKey::parent_key).collect();
-        let last = |parent: JobKey| {
-            let last = self.state.children(&parent)?.last_surplus(max, jobs.len())?;
-            Some((parent, last.clone()))
-        };
-        parents.into_iter().filter_map(last).collect()
+    /// Those of these jobs that go by number: their parents have more dead children than are kept.
+    /// Cost: one step for each older one that is over, which is few: only those that may not go.
+    fn surplus_children(&self, jobs: &[JobKey], max: u64) -> BTreeSet<JobKey> {
+        let mut named: BTreeMap<JobKey, BTreeSet<&JobKey>> = BTreeMap::new();
+        for key in jobs {
+            if let Some(parent) = key.parent_key() {
+                named.entry(parent).or_default().insert(key);
+            }
+        }
+        let mut surplus = BTreeSet::new();
+        for (parent, named) in named {
+            let Some(children) = self.state.children(&parent) else { continue };
+            let dead = children.surplus(max).map(|(_, key)| key);
+            surplus.extend(dead.filter(|key| named.contains(key)).take(named.len()).cloned());
+        }
+        surplus
     }
 
-    fn collect_job(
-        &mut self,
-        key: &JobKey,
-        before: TimeMs,
-        surplus: &BTreeMap<JobKey, (Index, JobKey)>,
-    ) -> bool {
+    fn collect_job(&mut self, key: &JobKey, before: TimeMs, surplus: &BTreeSet<JobKey>) -> bool {
         let Some(job) = self.state.jobs.get(key).cloned() else { return false };
-        let last = key.parent_key().and_then(|parent| surplus.get(&parent));
-        let is_surplus = last.is_some_and(|last| (job.create_index, key) <= (last.0, &last.1));
-        let before = if is_surplus { TimeMs::MAX } else { before };
+        let before = if surplus.contains(key) { TimeMs::MAX } else { before };
         let collectable = self.state.is_job_collectable(&job, before);
         if collectable {
             self.purge_job(&job);

@@ -7,7 +7,7 @@ use crate::{
     evaluation::EvaluationStatus,
     gc::{CollectGarbage, Cutoffs},
     id::{AllocationId, EvaluationId, JobKey, NodeId},
-    job::{JobKind, JobSpec, JobStatus, Parameterized},
+    job::{JobKind, JobSpec, JobStatus, MarkJobVersion, Parameterized, VersionMark},
     node::{GainKey, Liveness},
     testing::{Driver, GROUP, job, job_key, stop_allocation},
 };
@@ -307,6 +307,28 @@ fn a_job_that_came_back_stays() {
     driver.register_job(job("t", JobKind::Batch, 1));
     assert_eq!(collect(&mut driver, before, &["t"], &[], &[]), 0);
     assert!(driver.state.jobs.contains(&JobKey::new("default", "t")));
+}
+
+/// A tag keeps a job that is dead, however old it is.
+#[test]
+fn a_job_with_a_tagged_version_stays() {
+    let mut driver = Driver::default();
+    let register = driver.register_job(job("t", JobKind::Batch, 0));
+    complete(&mut driver, register);
+    let mark = |mark| Command::MarkJobVersion(MarkJobVersion { job: job_key("t"), mark });
+    let (name, description) = ("release".into(), "".into());
+    driver.accept(mark(VersionMark::Tag { version: None, name, description }));
+    driver.register_job(job("t", JobKind::Batch, 1));
+    driver.deregister_job("t", false);
+    for evaluation in driver.open_evaluations("t") {
+        complete(&mut driver, evaluation);
+    }
+    driver.at_seconds(HOUR_S);
+    let now = driver.now;
+    assert_eq!(collect(&mut driver, now, &["t"], &[], &[]), 0);
+    driver.accept(mark(VersionMark::Untag { name: "release".into() }));
+    assert_eq!(collect(&mut driver, now, &["t"], &[], &[]), 1);
+    assert!(driver.state.job_versions.is_empty());
 }
 
 /// The version that an allocation of a purged job runs is kept, and is deleted with the allocation.

@@ -48,12 +48,10 @@ impl Children {
         all.saturating_sub(self.waiting.len() as u64)
     }
 
-    /// The youngest of the dead that are more than so many, but no more than the first `looked_at`
-    /// of them. None: there are not too many.
-    pub fn last_surplus(&self, max: u64, looked_at: usize) -> Option<&(Index, JobKey)> {
+    /// The dead that are more than so many, the oldest first.
+    pub fn surplus(&self, max: u64) -> impl Iterator<Item = &(Index, JobKey)> {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
-        let surplus = self.dead.len().saturating_sub(max).min(looked_at);
-        self.dead.iter().nth(surplus.checked_sub(1)?)
+        self.dead.iter().take(self.dead.len().saturating_sub(max))
     }
 
     fn is_empty(&self) -> bool {

@@ -241,7 +241,7 @@ fn children(
         if seen >= limits::GC_SLICE_MAX {
             return Some(first_child(key.clone()));
         }
-        let surplus = children.last_surplus(cutoffs.children_max, usize::MAX);
+        let surplus = children.surplus(cutoffs.children_max).last();
         let from = if key == parent { from.clone() } else { (0, JobKey::new("", "")) };
         for child in children.dead.range(from..) {
             let Some(job) = state.jobs().get(&child.1) else { continue };
@@ -495,23 +495,29 @@ mod tests {
     }
 
     /// The oldest children beyond the number that is kept go however young they are, the others by
-    /// their age; the parent stays.
+    /// their age; the parent stays, and one with a tag.
     #[test]
     fn children_go_by_number_and_by_age() {
         let mut driver = Driver::default();
         family(&mut driver, 7);
+        let tagged = "p/dispatch-1-00000000";
+        let (name, description) = ("release".into(), "".into());
+        let mark = fsm::job::VersionMark::Tag { version: None, name, description };
+        let job = fsm::testing::job_key(tagged);
+        driver.accept(Command::MarkJobVersion(fsm::job::MarkJobVersion { job, mark }));
         let start = driver.now;
         let config = GcConfig { children_max: 3, ..GcConfig::default() };
         let mut collector = GarbageCollector::new(config);
         collector.restore(start, &driver.state);
         run(&mut collector, &mut driver, start + 2 * limits::GC_INTERVAL_MS);
-        let kept = ["p/dispatch-1-00000004", "p/dispatch-1-00000005", "p/dispatch-1-00000006"];
+        let kept =
+            [tagged, "p/dispatch-1-00000004", "p/dispatch-1-00000005", "p/dispatch-1-00000006"];
         assert_eq!(children_left(&driver), kept);
         run(&mut collector, &mut driver, start + 3 * HOUR_MS);
         assert_eq!(children_left(&driver), kept);
         run(&mut collector, &mut driver, start + 5 * HOUR_MS);
-        assert_eq!(children_left(&driver), [""; 0]);
-        assert_eq!(driver.state.jobs().len(), 1);
+        assert_eq!(children_left(&driver), [tagged]);
+        assert_eq!(driver.state.jobs().len(), 2);
     }
 
     /// One that may not go yet keeps none of the others.
