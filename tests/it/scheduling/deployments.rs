@@ -296,7 +296,8 @@ fn a_system_job_is_rolled_out_node_by_node() {
     assert_eq!((stage.live_of("log", 0), stage.live_of("log", 1)), (1, 1));
     let (code, shown) = stage.quorate(&["job", "promote", "log"]);
     assert_eq!(code, 0, "{shown}");
-    stage.await_deployment("log", 1, "successful");
+    let done = stage.await_deployment("log", 1, "successful");
+    assert_eq!(state(&done)["PlacedCanaries"].as_array().unwrap().len(), 1);
     assert_eq!((stage.live_of("log", 0), stage.live_of("log", 1)), (0, 2));
     assert_eq!(stage.version("log", 1)["Stable"], true);
     stage.finish();

@@ -47,8 +47,7 @@ fn promoted(state: &State, row: &Deployment, name: &fsm::Text, out: &mut Vec<Bro
     let rows = state.allocations_of_deployment(row);
     let healthy = rows.filter(|one| {
         let own = one.deployment.and_then(|own| own.is_healthy());
-        // Those of a system job have names of their own anyway.
-        let is_canary = one.per_node || one.canary_of == Some(row.id);
+        let is_canary = one.canary_of == Some(row.id);
         one.group == *name && is_live(one) && is_canary && own == Some(true)
     });
     let (healthy, wanted) = (healthy.count(), row.groups[name].goal.canaries as usize);

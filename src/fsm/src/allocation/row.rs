@@ -191,7 +191,8 @@ pub struct Allocation {
     pub reschedules: Vec<RescheduleEvent>,
     /// The deployment of its version, if it belongs to one.
     pub deployment: Option<AllocationDeployment>,
-    /// It was placed as a canary of this deployment, beside the instance of the same name.
+    /// It was placed as a canary of this deployment: beside the instance of the same name, or in
+    /// the place of that on its node if its job runs once per node.
     pub canary_of: Option<DeploymentId>,
     /// How the placement was decided.
     pub metrics: Option<Arc<Metrics>>,

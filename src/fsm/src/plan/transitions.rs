@@ -306,9 +306,7 @@ impl Turn<'_> {
             follow_up: None,
             reschedules,
             deployment,
-            canary_of: deployment
-                .filter(|own| own.canary && !spec.kind.is_per_node())
-                .map(|own| own.id),
+            canary_of: deployment.filter(|own| own.canary).map(|own| own.id),
             metrics: placement.metrics.clone(),
             create_index: self.index,
             modify_index: self.index,
