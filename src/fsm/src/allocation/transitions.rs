@@ -84,7 +84,7 @@ impl Turn<'_> {
             row.client_at = self.at;
         }
         row.client = update.status;
-        self.take_health(&mut row, update);
+        self.take_health(&old, &mut row, update);
         row.client_description = cut(&update.description, limits::REPORT_TEXT_BYTES_MAX);
         row.tasks = self.kept_tasks(&row, &update.tasks);
         // A short task may have ended before its start was reported.
@@ -117,13 +117,15 @@ impl Turn<'_> {
     }
 
     /// Takes what an agent says of an allocation's health: once, and of the deployment that it
-    /// belongs to now.
-    fn take_health(&self, row: &mut Allocation, update: &ClientUpdate) {
-        if let Some((id, healthy)) = update.health
-            && let Some(own) = &mut row.deployment
-            && own.id == id
-            && own.health.is_none()
-        {
+    /// belongs to now. What fails while that goes on is unhealthy, whatever was said before.
+    fn take_health(&self, old: &Allocation, row: &mut Allocation, update: &ClientUpdate) {
+        let fails = old.is_live() && row.client == ClientStatus::Failed && !row.transition.migrate;
+        let Some(own) = &mut row.deployment else { return };
+        let said = update.health.filter(|(id, _)| *id == own.id && own.health.is_none());
+        let said = said.map(|(_, healthy)| healthy);
+        let goes_on = || self.state.deployments.get(&own.id).is_some_and(|row| row.is_active());
+        let word = if fails && goes_on() { Some(false) } else { said };
+        if let Some(healthy) = word.filter(|word| own.is_healthy() != Some(*word)) {
             own.health = Some(AllocationHealth { healthy, at: self.at, index: self.index });
         }
     }

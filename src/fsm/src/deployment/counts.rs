@@ -3,22 +3,24 @@
 //! Invariant: in an active deployment the counts of healthy allocations are those of a recount
 //! (`invariant.rs` does one).
 
+use std::collections::BTreeSet;
+
 use super::{Deployment, DeploymentGroup};
 use crate::{
     allocation::Allocation,
     apply::Turn,
-    id::DeploymentId,
+    id::{DeploymentId, Text},
     indexes::broken,
     plant::{Plant, is_planted},
 };
 
 /// What an entry changed for a deployment, and what is looked at when the entry ends.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Touched {
     /// An allocation has become healthy, and more may be replaced.
     pub(crate) steps: bool,
-    /// An allocation is unhealthy and nothing makes up for it.
-    pub(crate) fails: bool,
+    /// Groups of which an allocation is unhealthy and nothing makes up for it.
+    pub(crate) failing: BTreeSet<Text>,
 }
 
 /// What an allocation counts as.
@@ -87,7 +89,10 @@ impl Turn<'_> {
         let mut deployment: Deployment = (**deployment).clone();
         let Some(group) = deployment.groups.get_mut(&row.group) else { return };
         group.take_share(was, is, id);
-        let progress = is.healthy && !was.healthy;
+        group.note_waiting(self.at);
+        // One that makes up for another brings the deployment no further than it was.
+        let progress = group.healthy > group.healthy_max;
+        group.healthy_max = group.healthy_max.max(group.healthy);
         if progress || (is.placed && !was.placed && group.require_progress_by.is_none()) {
             group.extend(self.at);
         }
@@ -95,10 +100,12 @@ impl Turn<'_> {
             && !was.unhealthy
             && (group.progress_deadline_ms == 0 || !self.state.may_reschedule(row));
         // Canaries change nothing until they are promoted; those of system jobs take the place of others, and come in steps.
-        let steps = progress && (!group.is_canarying() || row.per_node);
+        let steps = is.healthy && !was.healthy && (!group.is_canarying() || row.per_node);
         let touched = self.deployments.entry(id).or_default();
         touched.steps |= steps;
-        touched.fails |= fails;
+        if fails {
+            touched.failing.insert(row.group.clone());
+        }
         self.put_deployment(deployment);
     }
 }

@@ -1,6 +1,6 @@
 //! Deployments: the rollout of one version of a job, and what an allocation knows of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -95,8 +95,13 @@ pub struct DeploymentGroup {
     pub unhealthy: u32,
     /// Canaries among the healthy ones, before the promotion.
     pub healthy_canaries: u32,
+    /// The most that were healthy at a time: progress is what goes beyond it.
+    pub healthy_max: u32,
     /// Instances wait for room: that is no lack of progress.
     pub waits_for_room: bool,
+    /// Since when all canaries are healthy and wait for their promotion: that is no lack of progress
+    /// either, and the deadline moves by it when one of them is lost.
+    pub waits_since: Option<TimeMs>,
 }
 
 impl DeploymentGroup {
@@ -125,8 +130,34 @@ impl DeploymentGroup {
         !self.is_canarying() && self.healthy >= self.goal.total
     }
 
+    /// Whether its canaries wait for somebody to promote them.
+    fn waits_for_promotion(&self) -> bool {
+        self.is_canarying() && self.has_healthy_canaries()
+    }
+
+    /// Notes at `at` whether its canaries wait for their promotion from now on, or no more.
+    pub(super) fn note_waiting(&mut self, at: TimeMs) {
+        match (self.waits_since, self.waits_for_promotion()) {
+            (None, true) => self.waits_since = Some(at),
+            (Some(since), false) => {
+                self.waits_since = None;
+                let waited = at.saturating_sub(since);
+                self.require_progress_by =
+                    self.require_progress_by.map(|by| by.saturating_add(waited));
+            }
+            (None, false) | (Some(_), true) => {}
+        }
+    }
+
+    /// When it fails unless it makes progress; none: it waits, or has no deadline.
+    fn deadline(&self) -> Option<TimeMs> {
+        let waits = self.waits_for_promotion() || self.waits_for_room;
+        self.require_progress_by.filter(|_| !waits && !self.is_complete())
+    }
+
     /// Progress was made, or begins anew, at `at`.
     pub(super) fn extend(&mut self, at: TimeMs) {
+        self.waits_since = self.waits_since.map(|_| at);
         if self.progress_deadline_ms > 0 {
             self.require_progress_by = Some(at.saturating_add(self.progress_deadline_ms));
         }
@@ -201,11 +232,16 @@ impl Deployment {
         if self.status != DeploymentStatus::Running {
             return None;
         }
-        let open = self.groups.values().filter(|group| {
-            let waits = group.is_canarying() && group.has_healthy_canaries();
-            !waits && !group.waits_for_room && !group.is_complete()
-        });
-        open.filter_map(|group| group.require_progress_by).min()
+        self.groups.values().filter_map(DeploymentGroup::deadline).min()
+    }
+
+    /// Groups whose time without progress is over at `at`.
+    pub(super) fn late_groups(&self, at: TimeMs) -> BTreeSet<Text> {
+        let late = self
+            .groups
+            .iter()
+            .filter(|(_, group)| group.deadline().is_some_and(|deadline| deadline <= at));
+        late.map(|(name, _)| name.clone()).collect()
     }
 
     /// What is said of one that runs.

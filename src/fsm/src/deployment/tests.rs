@@ -13,7 +13,7 @@ use crate::{
     evaluation::Trigger,
     gc::{CollectGarbage, Cutoffs},
     id::{AllocationId, DeploymentId, EvaluationId},
-    job::{JobSpec, ReschedulePolicy, UpdateStrategy},
+    job::{JobKind, JobSpec, MarkJobVersion, ReschedulePolicy, UpdateStrategy, VersionMark},
     limits,
     plan::Plan,
     testing::{Driver, GROUP, START_MS, job_key, rolling_job, stop_allocation},
@@ -40,11 +40,14 @@ impl Default for Rollout {
 impl Rollout {
     /// Registers a version and begins its deployment, with `canaries`.
     fn begin(&mut self, spec: JobSpec, canaries: u32) -> DeploymentId {
-        let total = spec.groups[0].count;
+        let goals = spec
+            .groups
+            .iter()
+            .map(|group| (group.name.clone(), DeploymentGoal { canaries, total: group.count }));
+        let goals: BTreeMap<_, _> = goals.collect();
         let evaluation = self.driver.register_job(spec);
         self.made += 1;
         let id = DeploymentId([self.made; 16]);
-        let goals = BTreeMap::from([(GROUP.into(), DeploymentGoal { canaries, total })]);
         let mut plan = self.driver.plan(evaluation);
         plan.deployment = Some(NewDeployment { id, goals });
         assert!(self.driver.commit_plan(plan).outcome_taken);
@@ -57,7 +60,11 @@ impl Rollout {
     }
 
     fn place(&mut self, name_index: u32, canary: bool) -> AllocationId {
-        let mut placement = self.driver.placement(GROUP, name_index, self.node);
+        self.place_in(GROUP, name_index, canary)
+    }
+
+    fn place_in(&mut self, group: &str, name_index: u32, canary: bool) -> AllocationId {
+        let mut placement = self.driver.placement(group, name_index, self.node);
         placement.canary = canary;
         let id = placement.id;
         let plan = self.plan().with(placement);
@@ -116,6 +123,17 @@ fn version(user: &str, count: u32, change: impl FnOnce(&mut UpdateStrategy)) -> 
     spec
 }
 
+fn policy(unlimited: bool) -> ReschedulePolicy {
+    ReschedulePolicy {
+        attempts: 0,
+        interval_ms: 0,
+        delay_ms: 5_000,
+        delay_function: crate::job::DelayFunction::Constant,
+        delay_ms_max: 0,
+        unlimited,
+    }
+}
+
 fn promote(id: DeploymentId, driver: &mut Driver) -> PromoteDeployment {
     PromoteDeployment { id, groups: None, evaluation: driver.evaluation_id() }
 }
@@ -167,9 +185,62 @@ fn health_is_said_once_and_of_the_deployment_of_now() {
     rollout.driver.report_update(late);
     assert_eq!(rollout.counts(id), (1, 0, 0));
     rollout.driver.report_health(a, Running, true);
-    rollout.driver.report_health(a, Failed, false);
+    rollout.driver.report_health(a, Running, false);
     assert_eq!(rollout.status(id).0, DeploymentStatus::Running, "it was healthy");
-    assert_eq!(rollout.counts(id), (1, 0, 0), "and lives no more");
+    assert_eq!(rollout.counts(id), (1, 1, 0));
+}
+
+/// What was healthy and fails is unhealthy: it fails the deployment if nothing makes up for it, a
+/// canary too.
+#[test]
+fn an_instance_that_fails_after_it_was_healthy_is_unhealthy() {
+    for canary in [false, true] {
+        for (deadline, reschedule, fails) in [
+            (0, Some(policy(true)), true),
+            (600_000, Some(policy(true)), false),
+            (600_000, Some(policy(false)), true),
+        ] {
+            let mut rollout = Rollout::default();
+            rollout.stable(&version("one", 2, |_| {}));
+            let mut spec = version("two", 2, |update| {
+                update.auto_revert = true;
+                update.canaries = u32::from(canary);
+                update.progress_deadline_ms = deadline;
+            });
+            spec.groups[0].reschedule = reschedule;
+            let id = rollout.begin(spec, u32::from(canary));
+            let one = rollout.place(2, canary);
+            rollout.driver.report_health(one, Running, true);
+            assert_eq!(rollout.counts(id), (1, 1, 0));
+            rollout.driver.report(one, Failed);
+            assert_eq!(rollout.counts(id), (1, 0, 1), "{canary} {deadline} {reschedule:?}");
+            let failed = rollout.status(id).0 == DeploymentStatus::Failed;
+            assert_eq!(failed, fails, "{canary} {deadline} {reschedule:?}");
+            let version = rollout.driver.job_row("t").version;
+            assert_eq!(version, if fails { 2 } else { 1 }, "it goes back");
+        }
+    }
+}
+
+/// An end that somebody asked for says nothing of the version, nor does one after the deployment.
+#[test]
+fn an_instance_that_is_to_end_is_not_unhealthy() {
+    let mut rollout = Rollout::default();
+    let id = rollout.begin(version("one", 2, |_| {}), 0);
+    let (a, b) = (rollout.place(0, false), rollout.place(1, false));
+    rollout.driver.report_health(a, Running, true);
+    let evaluation = rollout.driver.evaluation_id();
+    rollout.driver.accept(stop_allocation(a, Replacement::ByKind, evaluation));
+    rollout.driver.report(a, Failed);
+    assert_eq!(rollout.status(id).0, DeploymentStatus::Running);
+    assert_eq!(rollout.counts(id), (2, 0, 0));
+    rollout.driver.report_health(b, Running, true);
+    let c = rollout.place(0, false);
+    rollout.driver.report_health(c, Running, true);
+    assert_eq!(rollout.status(id).0, DeploymentStatus::Successful);
+    rollout.driver.report(c, Failed);
+    let own = rollout.driver.allocation(c).deployment.expect("it belongs to one");
+    assert_eq!(own.is_healthy(), Some(true));
 }
 
 /// Each instance that has become healthy lets the next step be looked at, in the entry of the
@@ -277,14 +348,6 @@ fn canaries_are_promoted_by_themselves_when_all_are_healthy() {
 /// policy allows no other attempt.
 #[test]
 fn an_unhealthy_instance_fails_a_deployment_when_nothing_makes_up_for_it() {
-    let policy = |unlimited| ReschedulePolicy {
-        attempts: 0,
-        interval_ms: 0,
-        delay_ms: 5_000,
-        delay_function: crate::job::DelayFunction::Constant,
-        delay_ms_max: 0,
-        unlimited,
-    };
     for (deadline, reschedule, fails) in [
         (0, Some(policy(true)), true),
         (600_000, Some(policy(true)), false),
@@ -381,6 +444,122 @@ fn a_deployment_without_progress_fails_at_its_deadline() {
     assert_eq!(rollout.status(id).1, "Failed due to progress deadline");
     rollout.driver.report_health(b, Running, true);
     assert_eq!(rollout.counts(id), (2, 1, 0), "it is over");
+}
+
+/// One that makes up for another is no progress: a version that comes up and falls again and again
+/// fails at its deadline. What was on nodes that are gone need not be reached again.
+#[test]
+fn only_more_healthy_instances_than_ever_are_progress() {
+    let mut rollout = Rollout::default();
+    rollout.driver.at_seconds(1_000);
+    let mut spec = version("one", 4, |update| update.progress_deadline_ms = 60_000);
+    spec.groups[0].reschedule = Some(policy(true));
+    let id = rollout.begin(spec, 0);
+    let (a, b) = (rollout.place(0, false), rollout.place(1, false));
+    rollout.driver.at_seconds(1_010);
+    rollout.driver.report_health(a, Running, true);
+    assert_eq!(rollout.deadline(id), Some(1_070_000));
+    rollout.driver.report(a, Failed);
+    let again = rollout.place(0, false);
+    rollout.driver.at_seconds(1_040);
+    rollout.driver.report_health(again, Running, true);
+    assert_eq!(rollout.deadline(id), Some(1_070_000), "one was healthy before");
+    rollout.driver.at_seconds(1_050);
+    rollout.driver.report_health(b, Running, true);
+    assert_eq!(rollout.deadline(id), Some(1_110_000));
+
+    let plan = rollout.plan().stopping(b, Some(ClientStatus::Lost));
+    rollout.driver.commit_plan(plan);
+    let mut plan = rollout.plan();
+    let goals = BTreeMap::from([(GROUP.into(), DeploymentGoal { canaries: 0, total: 3 })]);
+    plan.deployment = Some(NewDeployment { id, goals });
+    rollout.driver.commit_plan(plan);
+    let c = rollout.place(2, false);
+    rollout.driver.at_seconds(1_060);
+    rollout.driver.report_health(c, Running, true);
+    assert_eq!(rollout.deadline(id), Some(1_120_000), "two of three");
+}
+
+/// The time in which canaries waited for a person is not taken from those that make up for them.
+#[test]
+fn the_deadline_moves_by_the_wait_for_a_promotion() {
+    let mut rollout = Rollout::default();
+    rollout.stable(&version("one", 2, |_| {}));
+    rollout.driver.at_seconds(1_000);
+    let mut spec = version("two", 2, |update| {
+        (update.canaries, update.progress_deadline_ms) = (1, 60_000);
+    });
+    spec.groups[0].reschedule = Some(policy(true));
+    let id = rollout.begin(spec, 1);
+    for (healthy_at, fails_at, deadline) in [(1_010, 2_000, 2_060), (2_020, 2_030, 2_070)] {
+        let canary = rollout.place(0, true);
+        rollout.driver.at_seconds(healthy_at);
+        rollout.driver.report_health(canary, Running, true);
+        assert_eq!(rollout.deadline(id), None);
+        rollout.driver.at_seconds(fails_at);
+        rollout.driver.report(canary, Failed);
+        assert_eq!(rollout.deadline(id), Some(deadline * 1_000));
+    }
+}
+
+/// What the failure of one group does, of a job whose first group alone asks for a way back.
+#[test]
+fn only_a_group_that_fails_takes_its_job_back() {
+    let spec = |user: &str| {
+        let mut spec = version(user, 1, |update| {
+            (update.auto_revert, update.progress_deadline_ms) = (true, 60_000);
+        });
+        let mut other = spec.groups[0].clone();
+        other.name = "other".into();
+        if let Some(update) = &mut other.update {
+            update.auto_revert = false;
+        }
+        spec.groups.push(other);
+        spec
+    };
+    let check = |group: &str, reverts: bool, fail: fn(&mut Rollout, DeploymentId, AllocationId)| {
+        let mut rollout = Rollout::default();
+        rollout.driver.register_job(spec("one"));
+        let mark = VersionMark::Stable { version: 0, stable: true };
+        rollout.driver.accept(MarkJobVersion { job: job_key("t"), mark }.into());
+        let id = rollout.begin(spec("two"), 0);
+        let one = rollout.place_in(group, 0, false);
+        fail(&mut rollout, id, one);
+        assert_eq!(rollout.status(id).0, DeploymentStatus::Failed);
+        let version = rollout.driver.job_row("t").version;
+        assert_eq!(version, if reverts { 2 } else { 1 }, "{group}: {}", rollout.status(id).1);
+    };
+    let is_unhealthy = |rollout: &mut Rollout, _, one| {
+        rollout.driver.report_health(one, Failed, false);
+    };
+    let is_late = |rollout: &mut Rollout, id, _| {
+        rollout.driver.at_seconds(10_000);
+        rollout.driver.accept(ExpireDeployments { ids: vec![id] }.into());
+    };
+    let by_hand = |rollout: &mut Rollout, id, _| {
+        let evaluation = rollout.driver.evaluation_id();
+        rollout.driver.accept(FailDeployment { id, evaluation }.into());
+    };
+    check("other", false, is_unhealthy);
+    check(GROUP, true, is_unhealthy);
+    check("other", false, is_late);
+    check(GROUP, true, is_late);
+    check("other", true, by_hand);
+}
+
+/// A canary of a system job is known as one also after its promotion.
+#[test]
+fn canaries_of_a_system_job_stay_marked() {
+    let mut rollout = Rollout::default();
+    let mut spec = version("one", 1, |update| update.canaries = 100);
+    spec.kind = JobKind::System;
+    let id = rollout.begin(spec, 1);
+    let canary = rollout.place(0, true);
+    rollout.driver.report_health(canary, Running, true);
+    let command = promote(id, &mut rollout.driver);
+    rollout.driver.accept(command.into());
+    let row = rollout.driver.allocation(canary);
+    assert_eq!((row.is_canary(), row.canary_of), (false, Some(id)));
 }
 
 /// Healthy canaries that wait for a person are no lack of progress.

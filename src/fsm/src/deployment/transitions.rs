@@ -1,6 +1,9 @@
 //! Deployments: creation by a plan, what follows from health, and what people and deadlines ask for.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{
     AllocationDeployment, AllocationHealth, Deployment, DeploymentGoal, DeploymentGroup,
@@ -139,6 +142,10 @@ impl Turn<'_> {
     fn set_totals(&mut self, mut row: Deployment, goals: &BTreeMap<Text, DeploymentGoal>) {
         for (name, goal) in goals {
             if let Some(group) = row.groups.get_mut(name) {
+                // What was on nodes that are gone is not to be reached again.
+                if goal.total < group.goal.total {
+                    group.healthy_max = group.healthy;
+                }
                 group.goal.total = goal.total;
             }
         }
@@ -216,8 +223,8 @@ impl Turn<'_> {
 
     fn settle(&mut self, row: Deployment, touched: Touched) {
         let job = row.job.clone();
-        if touched.fails {
-            self.fail(row, text::UNHEALTHY);
+        if !touched.failing.is_empty() {
+            self.fail(row, text::UNHEALTHY, &touched.failing);
             self.evaluate_deployment(&job);
         } else if row.status == DeploymentStatus::Paused {
             // Whoever lets it go on has it looked at.
@@ -262,6 +269,7 @@ impl Turn<'_> {
         for (name, group) in &mut row.groups {
             if group.is_canarying() && is_asked(name) {
                 group.promoted = true;
+                group.waits_since = None;
                 group.extend(self.at);
             }
         }
@@ -282,10 +290,11 @@ impl Turn<'_> {
         }
     }
 
-    /// Ends a deployment that did not work, and goes back to the last stable version if a group
-    /// asks for it. Returns that version.
-    fn fail(&mut self, row: Deployment, why: &str) -> Option<Index> {
-        let asks = row.groups.values().any(|group| group.auto_revert);
+    /// Ends a deployment that did not work, and goes back to the last stable version if a group that
+    /// fails asks for it. Returns that version.
+    fn fail(&mut self, row: Deployment, why: &str, failing: &BTreeSet<Text>) -> Option<Index> {
+        let mut groups = failing.iter().filter_map(|name| row.groups.get(name));
+        let asks = groups.any(|group| group.auto_revert);
         let current = self.state.jobs.get(&row.job).cloned();
         let current = current.filter(|job| row.is_of((job.create_index, job.version)));
         let (Some(job), true) = (current, asks) else {
@@ -378,7 +387,8 @@ impl Turn<'_> {
         let row = self.of_active(id, "can't fail terminal deployment")?;
         self.check_evaluation_id(evaluation)?;
         let job = row.job.clone();
-        let reverted_to = self.fail(row, text::BY_USER);
+        let all = row.groups.keys().cloned().collect();
+        let reverted_to = self.fail(row, text::BY_USER, &all);
         Ok(self.answer(&job, Some(evaluation), reverted_to))
     }
 
@@ -457,7 +467,8 @@ impl Turn<'_> {
                 .filter(|row| row.progress_deadline().is_some_and(|deadline| deadline <= self.at));
             if let Some(row) = due {
                 let job = row.job.clone();
-                self.fail(row, text::NO_PROGRESS);
+                let late = row.late_groups(self.at);
+                self.fail(row, text::NO_PROGRESS, &late);
                 self.evaluate_deployment(&job);
             }
         }

@@ -24,7 +24,9 @@ pub(super) fn row() -> Deployment {
         healthy: 6,
         unhealthy: 7,
         healthy_canaries: 8,
+        healthy_max: 9,
         waits_for_room: true,
+        waits_since: Some(10),
     };
     Deployment {
         id: DeploymentId([9; 16]),
