@@ -278,6 +278,9 @@ fn deployment_counts(state: &State, out: &mut Vec<String>) {
             let healthy =
                 || own().filter(|(one, part)| one.is_live() && part.is_healthy() == Some(true));
             let canaries = healthy().filter(|(_, part)| part.canary);
+            if group.healthy > group.healthy_max {
+                out.push(format!("deployment {}: {name} had fewer healthy than it has", row.id));
+            }
             let found = (healthy().count(), canaries.count());
             let said = (group.healthy as usize, group.healthy_canaries as usize);
             if found != said {

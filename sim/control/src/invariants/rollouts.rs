@@ -1,7 +1,7 @@
 //! I46: what may happen to deployments from one state to a later one: what is over stays over, a promotion happens once and with healthy canaries, canaries are
 //! as many as asked for, and a job goes back by itself only to a stable version that does something else.
 
-use fsm::{Deployment, DeploymentStatus, State};
+use fsm::{Allocation, ClientStatus, Deployment, DeploymentStatus, State};
 
 use super::{Broken, needs::is_live};
 
@@ -23,6 +23,9 @@ pub(super) fn judge(old: &State, new: &State, one_entry: bool, out: &mut Vec<Bro
                 promoted(new, after, name, out);
             }
         }
+        if one_entry && after.is_active() {
+            fallen(old, new, after, out);
+        }
         let fails = after.status == DeploymentStatus::Failed && before.is_active();
         if one_entry && fails {
             reverted(old, new, after, out);
@@ -38,6 +41,22 @@ fn canaries(state: &State, row: &Deployment, out: &mut Vec<Broken>) {
         let (live, most) = (live.count(), group.goal.canaries as usize);
         if live > most {
             out.push(Broken("I46", format!("{live} of {most} canaries of {} are live", row.job)));
+        }
+    }
+}
+
+/// An instance that fails by itself is unhealthy, whatever it was before, and the deployment goes on only if another attempt may come in time.
+fn fallen(old: &State, new: &State, row: &Deployment, out: &mut Vec<Broken>) {
+    for one in new.allocations_of_deployment(row) {
+        let was = old.allocations().get(&one.id).filter(|was| is_live(was));
+        let Some(was) = was.filter(|_| one.client == ClientStatus::Failed) else { continue };
+        let health = |row: &Allocation| row.deployment.and_then(|own| own.is_healthy());
+        if one.transition.migrate || health(was) == Some(false) {
+            continue;
+        }
+        let deadline = row.groups.get(&one.group).map_or(0, |group| group.progress_deadline_ms);
+        if health(one) != Some(false) || deadline == 0 || !new.may_reschedule(one) {
+            out.push(Broken("I46", format!("{} fails, {} goes on", one.name(), row.id)));
         }
     }
 }

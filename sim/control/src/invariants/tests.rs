@@ -540,6 +540,26 @@ fn i46_an_update_of_too_many_and_one_in_place_of_other_work_are_found() {
 }
 
 #[test]
+fn i46_a_deployment_that_goes_on_over_what_has_failed_is_found() {
+    let mut driver = Driver::default();
+    let node = ready(&mut driver, "n1");
+    let evaluation = driver.register_job(testing::rolling_job("web", 2, |_| ()));
+    let id = fsm::DeploymentId([1; 16]);
+    let goal = fsm::deployment::DeploymentGoal { canaries: 0, total: 2 };
+    let mut plan = driver.plan(evaluation);
+    let goals = [(testing::GROUP.into(), goal)].into();
+    plan.deployment = Some(fsm::deployment::NewDeployment { id, goals });
+    assert!(driver.commit_plan(plan).outcome_taken);
+    let one = driver.run("web", 0, node);
+    driver.report_health(one, ClientStatus::Running, true);
+    let failed = later(changed(&driver, one, |row| row.client = ClientStatus::Failed));
+    assert!(numbers_of_step(&driver.state, &failed).contains("I46"));
+    let before = driver.state.clone();
+    driver.report(one, ClientStatus::Failed);
+    assert!(!numbers_of_step(&before, &driver.state).contains("I46"), "it has failed");
+}
+
+#[test]
 fn i43_a_version_that_moves_without_another_spec_is_found() {
     let (driver, _) = running();
     let mut new = later(driver.state.clone());
