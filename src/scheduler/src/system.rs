@@ -11,9 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use fsm::{
-    Allocation, ClientStatus, JobKind, JobSpec, JobVersion, Node, NodeId, Plan, TaskGroup,
-};
+use fsm::{Allocation, ClientStatus, JobKind, JobSpec, JobVersion, Node, NodeId, Plan, TaskGroup};
 
 use self::steps::{Step, older_versions};
 use crate::{

@@ -430,6 +430,8 @@ fn a_version_leaves_the_history_with_what_runs_it() {
         evaluation_priority: None,
         submission: Some(Arc::new(submission)),
         preserve_counts: false,
+        preserve_resources: false,
+        stop: false,
     }));
     let (a, b) = (driver.run("t", 0, node), driver.run("t", 1, node));
     for count in 2..=10 {
