@@ -26,6 +26,7 @@ pub(crate) struct Waiting {
     kind: JobKind,
     priority: u16,
     create_index: Index,
+    order: u32,
 }
 
 /// Evaluations of a state that nothing holds back: pending, due, and the only open ones of their jobs.
@@ -43,6 +44,7 @@ pub(crate) fn waiting(state: &State) -> Vec<Waiting> {
         kind: row.kind,
         priority: row.priority,
         create_index: row.create_index,
+        order: row.order,
     };
     alone.map(rank).collect()
 }
@@ -101,6 +103,16 @@ impl History {
         self.ready_since.get(&one.id).is_some_and(|since| *since < lease.evaluation.create_index)
     }
 
+    /// Whether it is to start before what is leased, of two children of one job that one entry let in.
+    fn comes_first(one: &Waiting, lease: &Lease) -> bool {
+        let leased = &lease.evaluation;
+        let family = one.job.parent_key();
+        family.is_some()
+            && family == leased.job.parent_key()
+            && one.create_index == leased.create_index
+            && one.order < leased.order
+    }
+
     fn priority_of(&self, lease: &Lease) -> u16 {
         let known = self.priorities.get(&lease.evaluation.job).copied().unwrap_or(0);
         known.max(lease.evaluation.priority)
@@ -109,7 +121,7 @@ impl History {
 
 /// I26: nothing that was ready is passed over by what is of lower priority, or as high and younger. Where there are children of a job, these take turns
 /// with what is as high, and what is ready later comes in a later turn, however old it is: judged are only those that were ready before the other was
-/// made. A child may come after others than its siblings.
+/// made. A child may come after others than its siblings; those that one entry lets in keep its order.
 pub(crate) fn judge_leases(
     ready: &[Waiting],
     leases: &[Lease],
@@ -121,10 +133,12 @@ pub(crate) fn judge_leases(
             let given = history.priority_of(lease);
             let parent = one.job.parent_key();
             let younger = if in_turns {
-                (parent.is_none() || parent == lease.evaluation.job.parent_key())
-                    && history.was_ready_before(one, lease)
+                let comes_later = parent.is_none() || parent == lease.evaluation.job.parent_key();
+                (comes_later && history.was_ready_before(one, lease))
+                    || History::comes_first(one, lease)
             } else {
-                lease.evaluation.create_index > one.create_index
+                let other = &lease.evaluation;
+                (other.create_index, other.order) > (one.create_index, one.order)
             };
             if given < one.priority || (given == one.priority && younger) {
                 return Some(format!(
@@ -424,6 +438,35 @@ mod tests {
             blind.saw(&driver.state, false);
             assert_eq!(judge_leases(ready, leases, &blind), None, "when it was ready is not known");
         }
+    }
+
+    /// Of two siblings that one entry lets in, the one that came first starts first.
+    #[test]
+    fn siblings_of_one_entry_start_in_its_order() {
+        let mut driver = Driver::default();
+        let (evaluation, batch) = (driver.evaluation_id(), testing::job("p", JobKind::Batch, 1));
+        let block = fsm::job::Parameterized { payload: "optional".into(), ..Default::default() };
+        let parent = fsm::JobSpec { parameterized: Some(block), ..batch };
+        driver.accept(testing::register(parent, evaluation));
+        let child = |name: &str, id| fsm::job::Dispatched {
+            id: format!("p/dispatch-1-{name}").into(),
+            payload: Vec::new(),
+            meta: BTreeMap::new(),
+            priority: None,
+            token: "".into(),
+            evaluation: EvaluationId([id; 16]),
+        };
+        let children = vec![child("a", 9), child("b", 8)];
+        driver.accept(fsm::job::DispatchJob { parent: testing::job_key("p"), children }.into());
+        let ready = waiting(&driver.state);
+        let mut history = History::default();
+        history.saw(&driver.state, true);
+        let lease = |id| {
+            let evaluation = driver.state.evaluations().get(&EvaluationId([id; 16])).cloned();
+            Lease { evaluation: evaluation.expect("it is open"), token: [0; 16], wait_index: 0 }
+        };
+        assert_eq!(judge_leases(&ready, &[lease(9), lease(8)], &history), None);
+        assert!(judge_leases(&ready, &[lease(8), lease(9)], &history).is_some());
     }
 
     #[test]

@@ -116,6 +116,8 @@ pub(crate) struct Turn<'a> {
     pub(crate) gains: BTreeSet<NodeId>,
     /// Deployments whose allocations changed.
     pub(crate) deployments: BTreeMap<DeploymentId, Touched>,
+    /// Evaluations that were new so far.
+    pub(crate) evaluations_made: u32,
     /// Evaluation ids made up when a command brought too few.
     pub(crate) derived_ids: u64,
     /// The entry itself, not a trial of it.
@@ -137,6 +139,7 @@ impl<'a> Turn<'a> {
             parents: BTreeSet::new(),
             gains: BTreeSet::new(),
             deployments: BTreeMap::new(),
+            evaluations_made: 0,
             derived_ids: 0,
             is_final: true,
         }

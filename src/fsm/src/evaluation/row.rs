@@ -194,6 +194,8 @@ pub struct Evaluation {
     /// Failed allocations that this evaluation will reschedule.
     pub reschedules: Vec<AllocationId>,
     pub create_index: Index,
+    /// Place among the evaluations that the entry at `create_index` made, from 1.
+    pub order: u32,
     pub modify_index: Index,
     /// Log time of creation.
     pub created_at: TimeMs,
@@ -243,6 +245,7 @@ impl Evaluation {
             deployment: None,
             reschedules: Vec::new(),
             create_index: 0,
+            order: 0,
             modify_index: 0,
             created_at: 0,
             modified_at: 0,

@@ -21,6 +21,8 @@ impl Turn<'_> {
     pub(crate) fn put_evaluation(&mut self, mut evaluation: Evaluation) {
         if evaluation.create_index == 0 {
             evaluation.create_index = self.index;
+            self.evaluations_made = self.evaluations_made.saturating_add(1);
+            evaluation.order = self.evaluations_made;
             evaluation.created_at = self.at;
         }
         evaluation.modify_index = self.index;

@@ -266,6 +266,7 @@ fn evaluation() -> Evaluation {
     row.deployment = Some(DeploymentId([8; 16]));
     row.reschedules.push(AllocationId([6; 16]));
     row.create_index = 7;
+    row.order = 9;
     row
 }
 

@@ -301,6 +301,32 @@ fn a_raised_bound_lets_children_in_at_once() {
     assert_eq!(those(&driver, 6, false), [0, 1, 2, 3, 4, 5]);
 }
 
+/// Evaluations that one entry makes say in which order: their ids do not.
+#[test]
+fn children_that_one_entry_lets_in_have_evaluations_in_their_order() {
+    let mut driver = with_parent(3);
+    let made = |driver: &Driver, numbers: std::ops::Range<u32>| -> Vec<_> {
+        let first = |number| driver.open_evaluations(&child_id(number))[0];
+        let rows = numbers.map(|number| driver.evaluation(first(number)));
+        rows.map(|row| (row.create_index, row.order)).collect()
+    };
+    let mut children: Vec<_> = (0..6).map(|number| dispatched(&mut driver, number)).collect();
+    let mut ids: Vec<_> = children.iter().map(|child| child.evaluation).collect();
+    ids.sort_by_key(|id| std::cmp::Reverse(*id));
+    for (child, id) in children.iter_mut().zip(ids) {
+        child.evaluation = id;
+    }
+    answers(&mut driver, children);
+    let index = driver.state.index();
+    assert_eq!(made(&driver, 0..3), [(index, 1), (index, 2), (index, 3)]);
+    for number in 6..9 {
+        dispatch(&mut driver, [number]);
+    }
+    put_parent(&mut driver, 0);
+    let index = driver.state.index();
+    assert_eq!(made(&driver, 3..9), (1..7).map(|order| (index, order)).collect::<Vec<_>>());
+}
+
 /// So many are let in by an entry; the others follow when something becomes of those.
 #[test]
 fn one_entry_starts_a_bounded_number() {

@@ -23,46 +23,37 @@ pub(super) struct Rank {
     pub(super) id: EvaluationId,
 }
 
+/// Which was made first: by entry, and by place in its entry.
+type Age = (Index, u32, EvaluationId);
+
 /// Order of ready evaluations: higher priority first, then by round, then first created first.
-type Turn = (Reverse<u16>, u64, Index, EvaluationId);
+type Turn = (Reverse<u16>, u64, Age);
+
+/// Children of one job, of one scheduler kind.
+type FamilyKey = (JobKind, JobKey);
+
+/// Ready evaluations of children of one job. The first of them is in the queue for all.
+#[derive(PartialEq, Eq, Debug)]
+struct Family {
+    /// That of the first.
+    round: u64,
+    ready: BTreeSet<(Reverse<u16>, Age)>,
+}
+
+impl Family {
+    fn first(&self) -> Option<Turn> {
+        self.ready.first().map(|(priority, age)| (*priority, self.round, *age))
+    }
+}
 
 /// Rounds, by which the children of one job take turns with everything else: a thousand of them that
 /// end at once keep no other job waiting. In each round one child of each job is leased, and every
 /// evaluation of a job that is no child of another. Without children there is one round, and the
-/// order is that of creation.
+/// order is that of creation, which is also that of the children of one job.
 #[derive(Default, PartialEq, Eq, Debug)]
 struct Rounds {
     current: u64,
-    /// Of jobs that have ready children: how many, and the round of the last of them.
-    families: BTreeMap<JobKey, (usize, u64)>,
-}
-
-impl Rounds {
-    /// The round of an evaluation that has become ready.
-    fn join(&mut self, entry: &Entry) -> u64 {
-        let Some(parent) = entry.job.parent_key() else { return self.current };
-        let (ready, last) = self.families.entry(parent).or_default();
-        let round = if *ready == 0 { self.current } else { self.current.max(*last + 1) };
-        *ready += 1;
-        *last = round;
-        round
-    }
-
-    fn leave(&mut self, entry: &Entry) {
-        let Some(parent) = entry.job.parent_key() else { return };
-        let Some((ready, _)) = self.families.get_mut(&parent) else { return };
-        *ready -= 1;
-        if *ready == 0 {
-            self.families.remove(&parent);
-        }
-    }
-
-    /// A child of this round is leased: what becomes ready from now on is of the next.
-    fn lease(&mut self, entry: &Entry, round: u64) {
-        if entry.job.parent().is_some() {
-            self.current = self.current.max(round + 1);
-        }
-    }
+    families: BTreeMap<FamilyKey, Family>,
 }
 
 /// The time of a lease: only that in which its worker is to work on it.
@@ -117,6 +108,7 @@ pub(super) struct Entry {
     pub(super) is_relied_on: bool,
     pub(super) priority: u16,
     create_index: Index,
+    order: u32,
     pub(super) modify_index: Index,
     pub(super) snapshot_index: Index,
     pub(super) deliveries: u32,
@@ -136,6 +128,7 @@ impl Entry {
                 || !evaluation.reschedules.is_empty(),
             priority: evaluation.priority,
             create_index: evaluation.create_index,
+            order: evaluation.order,
             modify_index: evaluation.modify_index,
             snapshot_index: evaluation.snapshot_index,
             deliveries: 0,
@@ -166,8 +159,17 @@ impl Entry {
         }
     }
 
+    fn age(&self) -> Age {
+        (self.create_index, self.order, self.id)
+    }
+
     fn turn(&self, round: u64) -> Turn {
-        (Reverse(self.priority), round, self.create_index, self.id)
+        (Reverse(self.priority), round, self.age())
+    }
+
+    /// Of an evaluation of a child.
+    fn family(&self) -> Option<FamilyKey> {
+        Some((self.kind, self.job.parent_key()?))
     }
 
     fn timer(&self) -> Option<u64> {
@@ -216,7 +218,7 @@ pub struct Stats {
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(super) struct Queues {
     ready: BTreeMap<JobKind, BTreeSet<Turn>>,
-    /// Of each that is ready.
+    /// Of each that is ready and of no child.
     rounds_of: BTreeMap<EvaluationId, u64>,
     rounds: Rounds,
     ready_since: BTreeMap<JobKind, BTreeSet<(u64, EvaluationId)>>,
@@ -238,9 +240,7 @@ impl Queues {
         match entry.place {
             Place::Nowhere | Place::Waiting { .. } | Place::Pending | Place::Held => {}
             Place::Ready { since } => {
-                let round = self.rounds.join(entry);
-                self.rounds_of.insert(entry.id, round);
-                self.ready.entry(entry.kind).or_default().insert(entry.turn(round));
+                self.join(entry);
                 self.ready_since.entry(entry.kind).or_default().insert((since, entry.id));
             }
             Place::Outstanding(_) => {
@@ -265,9 +265,7 @@ impl Queues {
         match entry.place {
             Place::Nowhere | Place::Waiting { .. } | Place::Pending | Place::Held => {}
             Place::Ready { since } => {
-                let round = self.rounds_of.remove(&entry.id).unwrap_or_default();
-                self.rounds.leave(entry);
-                self.ready.entry(entry.kind).or_default().remove(&entry.turn(round));
+                self.leave(entry);
                 self.ready_since.entry(entry.kind).or_default().remove(&(since, entry.id));
             }
             Place::Outstanding(_) => {
@@ -279,6 +277,46 @@ impl Queues {
             Place::Cancelable => {
                 self.cancelable.remove(&entry.id);
             }
+        }
+    }
+
+    /// An evaluation is ready.
+    fn join(&mut self, entry: &Entry) {
+        if let Some(key) = entry.family() {
+            self.change_family(key, |family| {
+                family.ready.insert((Reverse(entry.priority), entry.age()));
+            });
+            return;
+        }
+        let round = self.rounds.current;
+        self.rounds_of.insert(entry.id, round);
+        self.ready.entry(entry.kind).or_default().insert(entry.turn(round));
+    }
+
+    /// An evaluation that was ready is not.
+    fn leave(&mut self, entry: &Entry) {
+        if let Some(key) = entry.family() {
+            self.change_family(key, |family| {
+                family.ready.remove(&(Reverse(entry.priority), entry.age()));
+            });
+            return;
+        }
+        let round = self.rounds_of.remove(&entry.id).unwrap_or_default();
+        self.ready.entry(entry.kind).or_default().remove(&entry.turn(round));
+    }
+
+    /// Keeps the first of a family in the queue for all.
+    fn change_family(&mut self, key: FamilyKey, change: impl FnOnce(&mut Family)) {
+        let queue = self.ready.entry(key.0).or_default();
+        let new = Family { round: self.rounds.current, ready: BTreeSet::new() };
+        let mut family = self.rounds.families.remove(&key).unwrap_or(new);
+        if let Some(turn) = family.first() {
+            queue.remove(&turn);
+        }
+        change(&mut family);
+        if let Some(turn) = family.first() {
+            queue.insert(turn);
+            self.rounds.families.insert(key, family);
         }
     }
 
@@ -298,18 +336,24 @@ impl Queues {
     /// The first of all kinds: priorities are compared across kinds too.
     pub(super) fn first_ready(&self, kinds: &[JobKind]) -> Option<EvaluationId> {
         let firsts = kinds.iter().filter_map(|kind| self.ready.get(kind)?.first());
-        Some(firsts.min()?.3)
+        let (_, _, (_, _, id)) = firsts.min()?;
+        Some(*id)
     }
 
-    /// An evaluation is about to be leased.
+    /// An evaluation is about to be leased. After a ready child, what becomes ready from now on, and
+    /// its siblings, are of the next round.
     pub(super) fn leases(&mut self, entry: &Entry) {
-        if let Some(round) = self.rounds_of.get(&entry.id) {
-            self.rounds.lease(entry, *round);
-        }
+        let Place::Ready { .. } = entry.place else { return };
+        let Some(key) = entry.family() else { return };
+        let Some(family) = self.rounds.families.get(&key) else { return };
+        let next = self.rounds.current.max(family.round + 1);
+        self.rounds.current = next;
+        self.change_family(key, |family| family.round = next);
     }
 
     pub(super) fn first_failed(&self) -> Option<EvaluationId> {
-        Some(self.failed.first()?.3)
+        let (_, _, (_, _, id)) = self.failed.first()?;
+        Some(*id)
     }
 
     pub(super) fn outstanding(&self) -> Vec<EvaluationId> {

@@ -329,6 +329,55 @@ fn children_of_one_job_take_turns_with_everything_else() {
     assert_eq!(leased(&mut broker, 2_000).len(), 1_000 - 8);
 }
 
+/// Children that one entry lets in are leased in its order, in whichever order they are taken in, and
+/// under a new leader too. Ids say nothing of the order.
+#[test]
+fn children_of_one_entry_are_leased_in_its_order() {
+    let mut rows: Vec<_> = (0..40u64)
+        .map(|number| {
+            let id = format!("{}x{number}", (number * 7) % 10);
+            let mut row = evaluation(&id, &format!("default/a/dispatch-1-{number}"), 9);
+            row.order = 1 + u32::try_from(number).unwrap();
+            row
+        })
+        .collect();
+    let expected: Vec<_> = rows.iter().map(|row| name_of(row.id.0)).collect();
+    let mut state = fsm::State::default();
+    for row in &rows {
+        fsm::testing::put(&mut state, row);
+    }
+    rows.sort_by_key(|row| row.id);
+    let mut broker = EvalBroker::default();
+    broker.enable();
+    for row in &rows {
+        broker.enqueue(0, row);
+        broker.check_invariants();
+    }
+    assert_eq!(leased(&mut broker, 40), expected);
+    let mut next = EvalBroker::default();
+    next.enable();
+    next.restore(0, &state);
+    assert_eq!(leased(&mut next, 40), expected, "a new leader knows no other order");
+}
+
+/// The first of a family may change: by priority, and when one that waited before comes again.
+#[test]
+fn a_sibling_that_comes_first_takes_the_place_of_the_first() {
+    let mut broker = EvalBroker::default();
+    broker.enable();
+    let child = |number: u64, index| {
+        evaluation(&format!("a{number}"), &format!("default/a/dispatch-1-{number}"), index)
+    };
+    for number in 2..5 {
+        broker.enqueue(0, &child(number, number));
+    }
+    broker.enqueue(0, &child(1, 1));
+    broker.enqueue(0, &Evaluation { priority: 60, ..child(9, 9) });
+    broker.check_invariants();
+    assert_eq!(leased(&mut broker, 9), ["a9", "a1", "a2", "a3", "a4"]);
+    broker.check_invariants();
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Operation {
     Enqueue { id: u8, job: u8, priority: u16, wait_ms: u64, blocked: bool },
