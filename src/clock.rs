@@ -43,6 +43,11 @@ impl Clock {
     }
 }
 
+/// Seconds since the Unix epoch, as this machine believes.
+pub(crate) fn wall_s() -> i64 {
+    i64::try_from(wall_ms() / 1000).unwrap_or(i64::MAX)
+}
+
 /// Milliseconds since the Unix epoch, as this machine believes.
 pub(crate) fn wall_ms() -> u64 {
     if rt::is_simulation() {

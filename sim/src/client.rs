@@ -99,6 +99,7 @@ impl Shared {
             enforce_index: Some(expected),
             evaluation: EvaluationId(evaluation),
             evaluation_priority: None,
+            wall_s: 0,
             submission: None,
             preserve_counts: false,
             preserve_resources: false,

@@ -433,6 +433,7 @@ async fn register(world: World, spec: JobSpec) {
         enforce_index: Some(0),
         evaluation: EvaluationId(rt::random_id()),
         evaluation_priority: None,
+        wall_s: 0,
         submission: None,
         preserve_counts: false,
         preserve_resources: false,

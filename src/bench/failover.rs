@@ -85,6 +85,7 @@ fn registration(name: &Text) -> anyhow::Result<Command> {
         enforce_index: None,
         evaluation: EvaluationId(fresh_id()),
         evaluation_priority: None,
+        wall_s: 0,
         submission: None,
         preserve_counts: false,
         preserve_resources: false,

@@ -165,6 +165,7 @@ async fn follow(
             enforce_index: Some(0),
             evaluation: EvaluationId(fresh_id()),
             evaluation_priority: None,
+            wall_s: 0,
             submission: None,
             preserve_counts: false,
             preserve_resources: false,

@@ -128,6 +128,7 @@ impl Registrations {
             enforce_index: Some(index),
             evaluation: EvaluationId(fresh_id()),
             evaluation_priority: None,
+            wall_s: 0,
             submission: None,
             preserve_counts: false,
             preserve_resources: false,

@@ -288,6 +288,7 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
         enforce_index,
         evaluation: call.evaluation_id(),
         evaluation_priority,
+        wall_s: clock::wall_s(),
         submission: submission.map(Arc::new),
         preserve_counts: fields.flag("PreserveCounts")?,
         preserve_resources: fields.flag("PreserveResources")?,
@@ -395,7 +396,7 @@ async fn evaluate(call: &Call, target: &Target) -> Result<Answer, Error> {
 
 /// Starts a periodic job now, beside its due times.
 async fn force(call: &Call, target: &Target) -> Result<Answer, Error> {
-    let due_s = i64::try_from(clock::wall_ms() / 1000).unwrap_or(i64::MAX);
+    let due_s = clock::wall_s();
     let evaluation = call.evaluation_id();
     let command = ForcePeriodic { job: target.key(call)?, due_s, evaluation };
     let written = call.write(command.into()).await?;

@@ -95,6 +95,7 @@ mod tests {
             enforce_index: None,
             evaluation,
             evaluation_priority: None,
+            wall_s: 0,
             submission: None,
             preserve_counts: false,
             preserve_resources: false,

@@ -116,6 +116,7 @@ fn predict(
         enforce_index: None,
         evaluation,
         evaluation_priority: None,
+        wall_s: 0,
     });
     let proposal = Proposal { at: state.at(), epoch: None, request: None, command };
     let index = state.index().saturating_add(1);

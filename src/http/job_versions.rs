@@ -17,7 +17,7 @@ use super::{
     job::{Target, job_reply},
     view,
 };
-use crate::{api::Written, jobspec};
+use crate::{api::Written, clock, jobspec};
 
 pub(super) const TABLES: &[TableId] = &[TableId::Jobs, TableId::JobVersions];
 
@@ -99,6 +99,7 @@ pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error
         enforce_index: Some(index),
         evaluation: call.evaluation_id(),
         evaluation_priority: None,
+        wall_s: clock::wall_s(),
     });
     let written = call.write(command).await?;
     let mut answer = job_reply(&written);

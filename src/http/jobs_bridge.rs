@@ -21,7 +21,7 @@ pub(crate) struct Converted {
 pub(crate) fn convert(job: &Value) -> Result<Converted, Vec<String>> {
     match jobspec::to_spec(job) {
         Ok(conversion) => {
-            let now_s = i64::try_from(clock::wall_ms() / 1000).unwrap_or(i64::MAX);
+            let now_s = clock::wall_s();
             jobspec::check_to_come(&conversion.spec, now_s)
                 .map_err(|error| vec![error.to_string()])?;
             Ok(Converted { spec: conversion.spec, warnings: conversion.warnings.join("\n") })

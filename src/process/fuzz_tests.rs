@@ -105,6 +105,7 @@ fn frame(dice: &mut Dice) -> Bytes {
             enforce_index,
             evaluation,
             evaluation_priority,
+            wall_s: 0,
             submission,
             preserve_counts,
             preserve_resources: false,

@@ -241,6 +241,7 @@ fn a_job_of_four_billion_instances_is_refused() {
         enforce_index: None,
         evaluation: fsm::EvaluationId([7; 16]),
         evaluation_priority: None,
+        wall_s: 0,
         submission: None,
         preserve_counts: false,
         preserve_resources: false,

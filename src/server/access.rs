@@ -337,8 +337,11 @@ fn until(deadline: Instant) -> Duration {
 /// request carries other values.
 fn without_fresh_ids(mut command: Command) -> Command {
     match &mut command {
-        Command::RegisterJob(RegisterJob { evaluation, .. })
-        | Command::DeregisterJob(DeregisterJob { evaluation, .. })
+        Command::RegisterJob(RegisterJob { wall_s, evaluation, .. }) => {
+            *wall_s = 0;
+            *evaluation = fsm::EvaluationId::default();
+        }
+        Command::DeregisterJob(DeregisterJob { evaluation, .. })
         | Command::EvaluateJob(EvaluateJob { evaluation, .. })
         | Command::ScaleJob(ScaleJob { evaluation, .. })
         | Command::PromoteDeployment(PromoteDeployment { evaluation, .. })

@@ -204,6 +204,7 @@ impl World {
                     enforce_index,
                     evaluation,
                     evaluation_priority: None,
+                    wall_s: 0,
                     submission: None,
                     preserve_counts: false,
                     preserve_resources: false,

@@ -95,12 +95,22 @@ impl World {
                 ForcePeriodic { job, due_s: wall_s.cast_signed(), evaluation }.into()
             }
             3.. if is_there => return,
-            _ => Self::register_clock(name, evaluation, &mut dice),
+            _ => {
+                let edge = number as usize % self.servers.len();
+                let wall_s = (self.wall_ms(edge) / 1000).cast_signed();
+                Self::register_clock(name, wall_s, evaluation, &mut dice)
+            }
         };
         self.ask(command);
     }
 
-    fn register_clock(name: &str, evaluation: EvaluationId, dice: &mut Dice) -> Command {
+    /// By a server whose wall clock says this.
+    fn register_clock(
+        name: &str,
+        wall_s: i64,
+        evaluation: EvaluationId,
+        dice: &mut Dice,
+    ) -> Command {
         let block = Periodic {
             enabled: dice.percent(90),
             specs: vec![dice.pick(&LINES).unwrap_or(LINES[0]).into()],
@@ -109,7 +119,11 @@ impl World {
             time_zone: "UTC".into(),
         };
         let spec = JobSpec { periodic: Some(block), ..testing::job(name, JobKind::Batch, 1) };
-        testing::register(spec, evaluation)
+        let mut command = testing::register(spec, evaluation);
+        if let Command::RegisterJob(command) = &mut command {
+            command.wall_s = wall_s;
+        }
+        command
     }
 
     /// At the quiet end: gives time to deal with what is due, judges that, and stops the jobs, because the clock never rests.

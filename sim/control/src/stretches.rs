@@ -86,6 +86,7 @@ impl World {
             enforce_index,
             evaluation,
             evaluation_priority,
+            wall_s: 0,
             submission: None,
             preserve_counts: false,
             preserve_resources: false,

@@ -933,6 +933,7 @@ pub fn register(spec: JobSpec, evaluation: EvaluationId) -> Command {
         enforce_index: None,
         evaluation,
         evaluation_priority: None,
+        wall_s: 0,
         submission: None,
         preserve_counts: false,
         preserve_resources: false,

@@ -148,6 +148,7 @@ async fn ids_with_slashes_work_encoded_and_raw() {
                 *blake3::hash(id.as_bytes()).as_bytes().first_chunk().unwrap(),
             ),
             evaluation_priority: None,
+            wall_s: 0,
             submission: None,
             preserve_counts: false,
             preserve_resources: false,

@@ -50,8 +50,6 @@ pub const DEPLOYMENTS_BATCH_MAX: usize = 256;
 pub const LAUNCH_RETRY_MS: u64 = 2_000;
 /// Rows of periodic jobs, and due times of them, looked at in one step.
 pub const PERIODIC_SLICE_MAX: usize = 1_000;
-/// Log time that differs more from wall time than this does not say when a job was registered.
-pub const CLOCKS_APART_S_MAX: i64 = 60;
 /// Allocations marked for migration in one poll.
 pub const MIGRATIONS_BATCH_MAX: usize = 1_024;
 /// Changes that may concern drains are looked at together when they come within this time (Nomad

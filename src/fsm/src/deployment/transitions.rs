@@ -17,7 +17,7 @@ use crate::{
     effect::Effect,
     evaluation::{Evaluation, Trigger},
     id::{AllocationId, DeploymentId, EvaluationId, Index, JobKey, Text},
-    job::{Job, JobSpec},
+    job::{Job, JobSpec, transitions::Stored},
     limits,
     plan::Plan,
     plant::{Plant, is_planted},
@@ -320,7 +320,7 @@ impl Turn<'_> {
         };
         self.end(row, DeploymentStatus::Failed, said.into());
         let target = target?;
-        self.store_job(&target.spec, target.submission.as_ref(), Some(&job), false);
+        self.store_job(&target.spec, target.submission.as_ref(), Some(&job), Stored::default());
         self.jobs.insert(job.key.clone());
         Some(target.version)
     }

@@ -14,7 +14,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use imbl::{OrdMap, OrdSet};
 
-use super::{DeregisterJob, Dispatch, Job, JobSpec, JobStatus, StopChildren, Waiting};
+use super::{
+    DeregisterJob, Dispatch, Job, JobSpec, JobStatus, StopChildren, Waiting, transitions::Stored,
+};
 use crate::{
     apply::{Outcome, Turn},
     bounds::{few, refused},
@@ -226,7 +228,7 @@ impl Turn<'_> {
         let waits = self.state.room_for_children(&parent.key) == Some(0)
             || self.state.children(&parent.key).is_some_and(|row| !row.waiting.is_empty());
         let token = spec.dispatch.as_ref().map_or_else(Text::default, |row| row.token.clone());
-        let mut job = self.store_job(&Arc::new(spec), None, None, false);
+        let mut job = self.store_job(&Arc::new(spec), None, None, Stored::default());
         let waiting = Waiting { position: child.position, evaluation: child.evaluation };
         job.token = token;
         job.waiting = waits.then_some(waiting);

@@ -53,10 +53,11 @@ impl Turn<'_> {
         let is_there = self.has_job(&job.key, &id);
         let overlaps = !is_there && self.prohibits_overlap(&job) && self.has_child_alive(&job.key);
         let known = Launches {
+            // Whoever set it had a clock that was ahead.
+            since_s: known.since_s.min(due_s),
             last_due_s: due_s,
             missed: known.missed.saturating_add(missed),
             overlapped: known.overlapped.saturating_add(u64::from(overlaps)),
-            ..known
         };
         if !overlaps && !is_there {
             self.start_launch(&job, id, position, evaluation)?;

@@ -6,7 +6,7 @@ mod dispatch;
 mod launch;
 mod row;
 mod scaling;
-mod transitions;
+pub(crate) mod transitions;
 
 #[cfg(test)]
 mod tests;

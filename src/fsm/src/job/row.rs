@@ -478,8 +478,9 @@ pub struct Job {
 /// What is known of the starts of a periodic job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Launches {
-    /// Log time at which its lines of cron and zone were set, or it was started again, in Unix
-    /// seconds: what was due before is not made up.
+    /// When its lines of cron and zone were set, or it was started again, in Unix seconds: what was
+    /// due before is not made up. The later of log time and the proposer's wall clock; at the first
+    /// launch at the latest not later than that, should the clock have been ahead.
     pub since_s: i64,
     /// The last due time that was dealt with, Unix seconds; 0: none was.
     ///

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Job, JobSpec, TaskGroup};
+use super::{Job, JobSpec, TaskGroup, transitions::Stored};
 use crate::{
     apply::{Outcome, Turn, not_found},
     bounds::{check_scaling_event, refused},
@@ -225,7 +225,12 @@ impl Turn<'_> {
             let key = (job.key.clone(), job.create_index, job.version);
             let submission =
                 self.state.job_versions.get(&key).and_then(|version| version.submission.clone());
-            let job = self.store_job(&Arc::new(scaled), submission.as_ref(), Some(&*job), false);
+            let job = self.store_job(
+                &Arc::new(scaled),
+                submission.as_ref(),
+                Some(&*job),
+                Stored::default(),
+            );
             event.evaluation =
                 self.first_evaluation(&job, command.evaluation, None, Trigger::JobScaling);
             job_modify_index = job.job_modify_index;

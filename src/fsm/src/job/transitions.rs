@@ -21,6 +21,16 @@ use crate::{
     limits,
 };
 
+/// How a version is stored.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Stored {
+    /// It is a stop.
+    pub(crate) stop: bool,
+    /// The wall clock of whoever took the registration of a periodic job, whose due times do not
+    /// count from before: log time lags behind it after an outage. 0: none.
+    pub(crate) wall_s: i64,
+}
+
 impl Turn<'_> {
     pub(crate) fn put_job(&mut self, job: Job) {
         self.effects.insert(Effect::Job(job.key.clone()));
@@ -63,6 +73,7 @@ impl Turn<'_> {
             enforce_index,
             evaluation,
             evaluation_priority,
+            wall_s,
             ref submission,
             preserve_counts,
             preserve_resources,
@@ -122,7 +133,8 @@ impl Turn<'_> {
         if stop {
             self.cancel_blocked(&spec.key, None, "the job was stopped");
         }
-        let job = self.store_job(spec, submission.as_ref(), old.as_deref(), stop);
+        let job =
+            self.store_job(spec, submission.as_ref(), old.as_deref(), Stored { stop, wall_s });
         let made =
             self.first_evaluation(&job, evaluation, evaluation_priority, Trigger::JobRegister);
         self.jobs.insert(job.key.clone());
@@ -158,12 +170,13 @@ impl Turn<'_> {
         Arc::new(kept)
     }
 
+    /// Makes the version of a job that a spec is.
     pub(crate) fn store_job(
         &mut self,
         spec: &Arc<JobSpec>,
         submission: Option<&Arc<Submission>>,
         old: Option<&Job>,
-        stop: bool,
+        Stored { stop, wall_s }: Stored,
     ) -> Job {
         let unchanged = old.is_some_and(|old| {
             old.stop == stop && self.state.current_spec(old).is_some_and(|current| current == spec)
@@ -203,7 +216,7 @@ impl Turn<'_> {
                     !old.stop
                         && current.is_some_and(|current| current.periodic.as_ref() == Some(block))
                 });
-                let since_s = if keeps { known.since_s } else { seconds(self.at) };
+                let since_s = if keeps { known.since_s } else { seconds(self.at).max(wall_s) };
                 Launches { since_s, ..known }
             });
             job.submitted_at = self.at;

@@ -314,6 +314,7 @@ impl Maker<'_> {
                     enforce_index,
                     evaluation,
                     evaluation_priority: self.dice.one_in(9).then_some(u16::MAX),
+                    wall_s: 0,
                     submission: self.dice.one_in(3).then(|| self.submission()),
                     preserve_counts: self.dice.one_in(3),
                     preserve_resources: self.dice.one_in(3),

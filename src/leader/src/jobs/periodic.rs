@@ -67,8 +67,8 @@ pub(crate) struct PeriodicWatch {
     jobs: BTreeMap<JobKey, Watched>,
     due: BTreeSet<(i64, JobKey)>,
     asked: BTreeSet<(u64, JobKey)>,
-    /// Rows to look at. True: since the start of the leadership.
-    changed: BTreeMap<JobKey, bool>,
+    /// Rows to look at.
+    changed: BTreeSet<JobKey>,
     next_at: Option<u64>,
     counts: Counts,
 }
@@ -103,7 +103,7 @@ impl PeriodicWatch {
     }
 
     /// Takes in a row that is new, has changed, or went.
-    fn look(&mut self, state: &State, key: JobKey, is_restored: bool, reports: &mut Vec<Report>) {
+    fn look(&mut self, state: &State, key: JobKey, reports: &mut Vec<Report>) {
         let old = self.remove(&key);
         let Some((row, known, block)) = started_by_the_clock(state, &key) else { return };
         let old = old.filter(|old| old.create_index == row.create_index);
@@ -113,7 +113,7 @@ impl PeriodicWatch {
         let same_clock = old.as_ref().filter(|old| old.known.since_s == known.since_s);
         let since_s = match same_clock {
             Some(old) => old.since_s,
-            None => self.since(known.since_s, is_restored),
+            None => self.since(known.since_s, old.is_some()),
         };
         if let Some(old) = same_clock
             && old.job_modify_index == row.job_modify_index
@@ -145,13 +145,11 @@ impl PeriodicWatch {
         self.put(key, watched);
     }
 
-    /// From when on due times count, of a clock that was set at this log time. Log time follows wall
-    /// time slowly: it may be an hour off after the clock jumped, and then says nothing about the
-    /// wall time of a registration. A job that was registered under this leader was so just now.
-    fn since(&self, set_s: i64, is_restored: bool) -> i64 {
+    /// From when on due times count, of a clock that was set then. Should the clock of whoever set it
+    /// have been ahead of this one, they count from now.
+    fn since(&self, set_s: i64, is_known: bool) -> i64 {
         let wall_s = self.wall_s();
-        let is_far = wall_s.saturating_sub(set_s) > limits::CLOCKS_APART_S_MAX;
-        if (is_far && !is_restored) || (is_restored && is_planted(Plant::MissedNeverMadeUp)) {
+        if !is_known && is_planted(Plant::MissedNeverMadeUp) {
             return wall_s;
         }
         set_s.min(wall_s)
@@ -263,21 +261,21 @@ impl Machine for PeriodicWatch {
         self.due.clear();
         self.asked.clear();
         let rows = state.jobs().iter().filter(|row| row.periodic.is_some());
-        self.changed = rows.map(|row| (row.key.clone(), true)).collect();
+        self.changed = rows.map(|row| row.key.clone()).collect();
     }
 
     fn take(&mut self, _now: u64, state: &State, _index: Index, effect: &Effect) {
         let Effect::Job(key) = effect else { return };
         let is_periodic = state.jobs().get(key).is_some_and(|row| row.periodic.is_some());
         if is_periodic || self.jobs.contains_key(key) {
-            self.changed.entry(key.clone()).or_insert(false);
+            self.changed.insert(key.clone());
         }
     }
 
     fn step(&mut self, now: u64, state: &State, ids: &mut Ids<'_>, stepped: &mut Stepped) {
         for _ in 0..limits::PERIODIC_SLICE_MAX {
-            let Some((key, is_restored)) = self.changed.pop_first() else { break };
-            self.look(state, key, is_restored, &mut stepped.reports);
+            let Some(key) = self.changed.pop_first() else { break };
+            self.look(state, key, &mut stepped.reports);
         }
         let mut launches = Vec::new();
         while let Some(launch) = self.ask_again(now) {

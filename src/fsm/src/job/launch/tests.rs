@@ -206,6 +206,29 @@ fn due_times_count_since_the_clock_was_set() {
     assert_eq!(launches(&driver).last_due_s, 0, "another job");
 }
 
+/// Log time lags behind after an outage, so due times count from the wall clock of whoever registers. One
+/// that was ahead is found out by the first launch, so that no due time after it is lost.
+#[test]
+fn due_times_count_from_the_wall_clock_of_the_registration() {
+    let mut driver = Driver::default();
+    let log_s = i64::try_from(START_MS / 1000).expect("small");
+    let mut stamped = |wall_s, zone: &str| {
+        let spec = periodic("t", |block| block.time_zone = zone.into());
+        let mut command = register(spec, driver.evaluation_id());
+        if let Command::RegisterJob(command) = &mut command {
+            command.wall_s = wall_s;
+        }
+        driver.accept(command);
+        launches(&driver).since_s
+    };
+    assert_eq!(stamped(log_s + 47, "UTC"), log_s + 47);
+    assert_eq!(stamped(log_s + 99, "UTC"), log_s + 47, "nothing has changed");
+    assert_eq!(stamped(log_s - 99, "Europe/Berlin"), log_s, "not before log time");
+    assert_eq!(stamped(i64::MAX, "UTC"), i64::MAX);
+    start(&mut driver, NIGHT, 0);
+    assert_eq!(launches(&driver).since_s, NIGHT);
+}
+
 #[test]
 fn a_forced_launch_is_one_more_and_may_overlap() {
     let mut driver = with_job(|block| block.prohibit_overlap = true);

@@ -189,6 +189,7 @@ fn a_registration_keeps_counts_when_it_is_asked_to() {
                 enforce_index: None,
                 evaluation,
                 evaluation_priority: None,
+                wall_s: 0,
                 submission: None,
                 preserve_counts,
                 preserve_resources: false,

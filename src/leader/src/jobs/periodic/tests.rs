@@ -53,9 +53,18 @@ impl World {
     }
 
     fn put(&mut self, spec: JobSpec) {
+        self.put_at(START_S + (self.wall_ms / 1000).cast_signed(), spec);
+    }
+
+    /// Registers by a server whose wall clock says this.
+    fn put_at(&mut self, wall_s: i64, spec: JobSpec) {
         let evaluation = self.driver.evaluation_id();
         let key = spec.key.clone();
-        self.driver.accept(register(spec, evaluation));
+        let mut command = register(spec, evaluation);
+        if let Command::RegisterJob(command) = &mut command {
+            command.wall_s = wall_s;
+        }
+        self.driver.accept(command);
         self.tell(&key);
     }
 
@@ -307,6 +316,46 @@ fn a_job_registered_while_the_clocks_differ_makes_nothing_up() {
     world.settle();
     world.run(20_000);
     assert_eq!(world.children("t"), [20]);
+}
+
+/// After an outage log time lags behind. What was due before a registration, or a change of the
+/// cron, is neither launched nor missed, whoever leads next and however far the clocks are apart.
+#[test]
+fn after_an_outage_a_new_cron_makes_nothing_up() {
+    for lag_s in [47_i64, 109] {
+        let mut world = World::new(&[]);
+        world.wall_ms = lag_s.cast_unsigned() * 1_000;
+        world.settle();
+        world.put(periodic("t", &["*/10 * * * * * *"], |_| {}));
+        world.settle();
+        world.take_over();
+        world.settle();
+        assert_eq!((world.children("t"), world.known("t").missed), (vec![], 0));
+        world.run(10_000);
+        let first = (lag_s + 10) / 10 * 10;
+        assert_eq!((world.children("t"), world.known("t").missed), (vec![first], 0));
+        world.put(periodic("t", &["*/2 * * * * * *"], |_| {}));
+        world.settle();
+        world.take_over();
+        world.settle();
+        assert_eq!((world.children("t"), world.known("t").missed), (vec![first], 0));
+    }
+}
+
+/// A job that was registered by a server whose clock is hours ahead starts when it is due by the clock of
+/// the leader, and loses no due time to another leader after that.
+#[test]
+fn a_registration_from_the_future_keeps_nothing_from_starting() {
+    let mut world = World::new(&[]);
+    world.put_at(i64::MAX, periodic("t", &["*/10 * * * * * *"], |_| {}));
+    world.settle();
+    world.run(10_000);
+    assert_eq!(world.children("t"), [10]);
+    world.driver.now += 25_000;
+    world.wall_ms += 25_000;
+    world.take_over();
+    world.settle();
+    assert_eq!((world.children("t"), world.known("t").missed), (vec![10, 30], 1));
 }
 
 #[test]
