@@ -91,6 +91,8 @@ impl History {
     pub(crate) fn leased(&mut self, lease: &Lease) {
         let known = self.leased.entry(lease.evaluation.job.clone()).or_default();
         *known = lease.evaluation.create_index.max(*known);
+        // Given back, it is ready in a later turn.
+        self.ready_since.remove(&lease.evaluation.id);
     }
 
     /// Superseded by one that was leased.
@@ -121,7 +123,7 @@ impl History {
 
 /// I26: nothing that was ready is passed over by what is of lower priority, or as high and younger. Where there are children of a job, these take turns
 /// with what is as high, and what is ready later comes in a later turn, however old it is: judged are only those that were ready before the other was
-/// made. A child may come after others than its siblings; those that one entry lets in keep its order.
+/// made. A child may come after and before others than its siblings; those that one entry lets in keep its order.
 pub(crate) fn judge_leases(
     ready: &[Waiting],
     leases: &[Lease],
@@ -133,7 +135,13 @@ pub(crate) fn judge_leases(
             let given = history.priority_of(lease);
             let parent = one.job.parent_key();
             let younger = if in_turns {
-                let comes_later = parent.is_none() || parent == lease.evaluation.job.parent_key();
+                let other = lease.evaluation.job.parent_key();
+                let comes_later = match (&parent, &other) {
+                    (None, None) => true,
+                    // The turn of a family counts from when the first of it was ready, whichever of them it is in the end.
+                    (None, Some(_)) => false,
+                    (Some(_), _) => parent == other,
+                };
                 (comes_later && history.was_ready_before(one, lease))
                     || History::comes_first(one, lease)
             } else {

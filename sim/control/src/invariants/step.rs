@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use fsm::{
-    Allocation, AllocationId, ClientStatus, DesiredStatus, Evaluation, EvaluationStatus, Job,
-    JobKind, JobSpec, NodeId, State, TaskGroup, node::GainKey,
+    Allocation, AllocationId, ClientStatus, DeploymentStatus, DesiredStatus, Evaluation,
+    EvaluationStatus, Job, JobKind, JobSpec, NodeId, State, TaskGroup, node::GainKey,
 };
 
 use super::{
@@ -296,12 +296,24 @@ impl Step<'_> {
         count
     }
 
-    /// An instance of an older version that takes the place of one of the same version, while the current one is rolled out.
+    /// An instance of an older version that takes the place of one of the same version, while the current one is rolled out; or of a stable version of
+    /// a system job, in the place of a canary whose deployment has failed.
     fn takes_a_place(&self, row: &Allocation, job: &fsm::Job) -> bool {
-        // It may have been let go on since the pass looked.
-        let is_rolled_out = self.new.current_deployment(job).is_some();
         let previous = row.previous.and_then(|id| self.old.allocations().get(&id));
-        is_rolled_out && previous.is_some_and(|previous| version(previous) == version(row))
+        // It may have been let go on since the pass looked.
+        let Some((rollout, previous)) = self.new.current_deployment(job).zip(previous) else {
+            return false;
+        };
+        let goes_back = row.per_node
+            && rollout.status == DeploymentStatus::Failed
+            && previous.canary_of == Some(rollout.id)
+            && self.is_stable(row);
+        goes_back || version(previous) == version(row)
+    }
+
+    fn is_stable(&self, row: &Allocation) -> bool {
+        let versions = self.old.versions_of(&row.job, row.job_create_index);
+        versions.iter().any(|own| own.version == row.job_version && own.stable)
     }
 
     /// I46: a rolling update replaces at most `max_parallel` at a time.
