@@ -318,7 +318,7 @@ impl Maker<'_> {
                     submission: self.dice.one_in(3).then(|| self.submission()),
                     preserve_counts: self.dice.one_in(3),
                     preserve_resources: self.dice.one_in(3),
-                    stop: self.dice.one_in(6),
+                    stop: self.dice.one_in(30),
                 })
             }
         }
@@ -692,6 +692,11 @@ impl Maker<'_> {
         let any = self.node();
         let node =
             if self.dice.one_in(6) { any } else { self.dice.pick(&in_service).unwrap_or(any) };
+        // Often where something of another job runs, or evictions would be rare.
+        let others = |row: &&Arc<crate::Allocation>| row.is_live() && row.job != *key;
+        let held: Vec<_> =
+            self.state.allocations.iter().filter(others).map(|row| row.node).collect();
+        let node = if self.dice.one_in(2) { self.dice.pick(&held).unwrap_or(node) } else { node };
         let spec = self.state.jobs.get(key).and_then(|job| self.state.current_spec(job));
         let group = spec.and_then(|spec| spec.groups.first()).map(|group| group.name.clone());
         let group = group.filter(|_| !self.dice.one_in(20)).unwrap_or_else(|| GROUP.into());
@@ -713,7 +718,7 @@ impl Maker<'_> {
     fn preempts(&mut self, node: NodeId, key: &crate::JobKey) -> Vec<AllocationId> {
         match self.dice.below(30) {
             0 => return vec![self.allocation()],
-            1..10 => {}
+            1..15 => {}
             _ => return Vec::new(),
         }
         let job = self.state.jobs.get(key);
