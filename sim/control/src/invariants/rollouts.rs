@@ -82,6 +82,10 @@ fn reverted(old: &State, new: &State, row: &Deployment, out: &mut Vec<Broken>) {
         return;
     };
     if after.version == before.version {
+        if row.description.contains("- rolling back to job version") {
+            let detail = format!("{} is said to go back, and stays as it is", row.job);
+            out.push(Broken("I46", detail));
+        }
         return;
     }
     let (failed, taken) = (old.current_spec(before), new.current_spec(after));
