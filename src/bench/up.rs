@@ -114,14 +114,18 @@ impl SimulatedNodes {
         let folder = Folder::create(None, "nodes")?;
         let mut agent = Member::new("the simulated nodes", Log::new(folder.0.join("agent.log")));
         let mut command = Command::new(std::env::current_exe()?);
+        // What is set for the servers is not for an agent, which would not know it.
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("QUORATE__") {
+                command.env_remove(name);
+            }
+        }
         command
             .args(["agent", "--name", &format!("bench-{}", std::process::id())])
             .args(["--servers", &servers.join(",")])
             .args(["--simulate", &count.to_string()])
             .arg("--data-dir")
             .arg(folder.0.join("state"))
-            // A key of servers, which an agent does not know.
-            .env_remove("QUORATE__GC__CHILDREN_MAX")
             .env("QUORATE__HTTP__ADDRESS", "127.0.0.1:0")
             .env("QUORATE__DRIVERS__MOCK", "true");
         let pid = agent
