@@ -95,15 +95,8 @@ impl Shared {
         spec.name = Arc::clone(&spec.key.id);
         spec.meta.insert(META_KEY.into(), value.to_string().into());
         Command::RegisterJob(RegisterJob {
-            spec: Arc::new(spec),
             enforce_index: Some(expected),
-            evaluation: EvaluationId(evaluation),
-            evaluation_priority: None,
-            wall_s: 0,
-            submission: None,
-            preserve_counts: false,
-            preserve_resources: false,
-            stop: false,
+            ..RegisterJob::new(Arc::new(spec), EvaluationId(evaluation))
         })
     }
 

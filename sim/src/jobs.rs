@@ -323,17 +323,8 @@ impl Operator {
     }
 
     async fn register_extra(&mut self, spec: JobSpec) {
-        let command = Command::RegisterJob(RegisterJob {
-            spec: Arc::new(spec),
-            enforce_index: None,
-            evaluation: EvaluationId(rt::random_id()),
-            evaluation_priority: None,
-            wall_s: 0,
-            submission: None,
-            preserve_counts: false,
-            preserve_resources: false,
-            stop: false,
-        });
+        let command =
+            Command::RegisterJob(RegisterJob::new(Arc::new(spec), EvaluationId(rt::random_id())));
         drop(self.ask("register a job of another kind", command).await);
     }
 
@@ -403,17 +394,10 @@ impl Operator {
     async fn register(&mut self, service: usize, wish: Wish) -> bool {
         self.operations += 1;
         let operation = self.operations;
-        let command = Command::RegisterJob(RegisterJob {
-            spec: Arc::new(self.spec(service, wish, operation)),
-            enforce_index: None,
-            evaluation: EvaluationId(rt::random_id()),
-            evaluation_priority: None,
-            wall_s: 0,
-            submission: None,
-            preserve_counts: false,
-            preserve_resources: false,
-            stop: false,
-        });
+        let command = Command::RegisterJob(RegisterJob::new(
+            Arc::new(self.spec(service, wish, operation)),
+            EvaluationId(rt::random_id()),
+        ));
         let what = format!("{operation}: service-{service} as {wish:?}");
         let answer = self.ask(&what, command).await;
         self.judge(service, operation, answer)

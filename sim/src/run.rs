@@ -429,15 +429,8 @@ async fn insist(world: &World, what: &str, command: Command, done: fn(&Reply) ->
 async fn register(world: World, spec: JobSpec) {
     let id = Arc::clone(&spec.key.id);
     let command = Command::RegisterJob(RegisterJob {
-        spec: Arc::new(spec),
         enforce_index: Some(0),
-        evaluation: EvaluationId(rt::random_id()),
-        evaluation_priority: None,
-        wall_s: 0,
-        submission: None,
-        preserve_counts: false,
-        preserve_resources: false,
-        stop: false,
+        ..RegisterJob::new(Arc::new(spec), EvaluationId(rt::random_id()))
     });
     insist(&world, &id, command, |reply| {
         matches!(

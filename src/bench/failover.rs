@@ -80,15 +80,5 @@ pub(super) async fn run(
 fn registration(name: &Text) -> anyhow::Result<Command> {
     let mut spec = writes::template()?;
     spec.key = JobKey { namespace: spec.key.namespace, id: name.clone() };
-    Ok(Command::RegisterJob(RegisterJob {
-        spec: spec.into(),
-        enforce_index: None,
-        evaluation: EvaluationId(fresh_id()),
-        evaluation_priority: None,
-        wall_s: 0,
-        submission: None,
-        preserve_counts: false,
-        preserve_resources: false,
-        stop: false,
-    }))
+    Ok(Command::RegisterJob(RegisterJob::new(spec.into(), EvaluationId(fresh_id()))))
 }

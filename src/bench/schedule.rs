@@ -161,15 +161,8 @@ async fn follow(
         spec.key = JobKey::new(spec.key.namespace.clone(), id.as_str());
         spec.name = Text::from(id.as_str());
         commands.push(Command::RegisterJob(RegisterJob {
-            spec: spec.into(),
             enforce_index: Some(0),
-            evaluation: EvaluationId(fresh_id()),
-            evaluation_priority: None,
-            wall_s: 0,
-            submission: None,
-            preserve_counts: false,
-            preserve_resources: false,
-            stop: false,
+            ..RegisterJob::new(spec.into(), EvaluationId(fresh_id()))
         }));
     }
     let lanes = writes::lanes(&[&cluster.leader().rpc], 2, REGISTER_IN_FLIGHT, false).await?;

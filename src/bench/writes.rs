@@ -124,15 +124,8 @@ impl Registrations {
         let payload = format!("{:x>width$}", self.written, width = META_BYTES);
         spec.meta = [(Text::from("payload"), Text::from(payload))].into();
         Command::RegisterJob(RegisterJob {
-            spec: Arc::new(spec),
             enforce_index: Some(index),
-            evaluation: EvaluationId(fresh_id()),
-            evaluation_priority: None,
-            wall_s: 0,
-            submission: None,
-            preserve_counts: false,
-            preserve_resources: false,
-            stop: false,
+            ..RegisterJob::new(Arc::new(spec), EvaluationId(fresh_id()))
         })
     }
 }

@@ -284,15 +284,13 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
     let warnings: Vec<_> =
         [converted.warnings].into_iter().filter(|text| !text.is_empty()).chain(dropped).collect();
     let command = Command::RegisterJob(RegisterJob {
-        spec: converted.spec.into(),
         enforce_index,
-        evaluation: call.evaluation_id(),
         evaluation_priority,
         wall_s: clock::wall_s(),
         submission: submission.map(Arc::new),
         preserve_counts: fields.flag("PreserveCounts")?,
         preserve_resources: fields.flag("PreserveResources")?,
-        stop: false,
+        ..RegisterJob::new(converted.spec.into(), call.evaluation_id())
     });
     let written = call.write(command).await?;
     let mut answer = job_reply(&written);

@@ -107,17 +107,7 @@ fn predict(
     let before = current(state, &spec.key);
     let job_modify_index = before.as_ref().map_or(0, |(job, _)| job.job_modify_index);
     let mut trial = state.clone();
-    let command = Command::RegisterJob(RegisterJob {
-        spec,
-        submission: None,
-        preserve_counts: false,
-        preserve_resources: false,
-        stop: false,
-        enforce_index: None,
-        evaluation,
-        evaluation_priority: None,
-        wall_s: 0,
-    });
+    let command = Command::RegisterJob(RegisterJob::new(spec, evaluation));
     let proposal = Proposal { at: state.at(), epoch: None, request: None, command };
     let index = state.index().saturating_add(1);
     let applied = trial.apply(index, state.term(), &proposal, &mut ChangeSet::trial());

@@ -91,15 +91,11 @@ pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error
     let snapshot = call.read().await?;
     let (row, index) = version_to_run(&snapshot.state, &key, version, enforced)?;
     let command = Command::RegisterJob(RegisterJob {
-        spec: row.spec.clone(),
         submission: row.submission.clone(),
-        preserve_counts: false,
-        preserve_resources: false,
         stop: row.stop,
         enforce_index: Some(index),
-        evaluation: call.evaluation_id(),
-        evaluation_priority: None,
         wall_s: clock::wall_s(),
+        ..RegisterJob::new(row.spec.clone(), call.evaluation_id())
     });
     let written = call.write(command).await?;
     let mut answer = job_reply(&written);

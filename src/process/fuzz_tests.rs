@@ -101,15 +101,11 @@ fn frame(dice: &mut Dice) -> Bytes {
         let evaluation = fsm::EvaluationId([7; 16]);
         let (submission, preserve_counts) = (None, false);
         RegisterJob {
-            spec,
             enforce_index,
-            evaluation,
             evaluation_priority,
-            wall_s: 0,
             submission,
             preserve_counts,
-            preserve_resources: false,
-            stop: false,
+            ..RegisterJob::new(spec, evaluation)
         }
         .into()
     } else {

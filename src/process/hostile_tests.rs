@@ -236,17 +236,7 @@ fn a_job_of_four_billion_instances_is_refused() {
     let leader = servers.leader_among(&[0]);
     let mut spec = fsm::testing::job("wide", JobKind::Service, 1);
     spec.groups[0].count = u32::MAX;
-    let command = RegisterJob {
-        spec: Arc::new(spec),
-        enforce_index: None,
-        evaluation: fsm::EvaluationId([7; 16]),
-        evaluation_priority: None,
-        wall_s: 0,
-        submission: None,
-        preserve_counts: false,
-        preserve_resources: false,
-        stop: false,
-    };
+    let command = RegisterJob::new(Arc::new(spec), fsm::EvaluationId([7; 16]));
     let reply = write(&servers, leader, command.into(), 0).unwrap();
     let Reply::Rejected(Rejection::Invalid(why)) = reply else { panic!("{reply:?}") };
     assert!(why.contains("at most 50000 may be"), "{why}");

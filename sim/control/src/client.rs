@@ -200,15 +200,8 @@ impl World {
                     if dice.percent(15) { Some(draw_index(known.as_deref(), dice)) } else { None };
                 let spec = Arc::new(spec);
                 Command::RegisterJob(RegisterJob {
-                    spec,
                     enforce_index,
-                    evaluation,
-                    evaluation_priority: None,
-                    wall_s: 0,
-                    submission: None,
-                    preserve_counts: false,
-                    preserve_resources: false,
-                    stop: false,
+                    ..RegisterJob::new(spec, evaluation)
                 })
             }
             9 | 10 => {

@@ -290,15 +290,9 @@ impl World {
                 (spec.key, spec.node_pool) = (job, POOL.into());
                 let (spec, enforce_index) = (spec.into(), None);
                 Command::RegisterJob(RegisterJob {
-                    spec,
                     enforce_index,
-                    evaluation,
                     evaluation_priority,
-                    wall_s: 0,
-                    submission: None,
-                    preserve_counts: false,
-                    preserve_resources: false,
-                    stop: false,
+                    ..RegisterJob::new(spec, evaluation)
                 })
             }
             6..9 => {

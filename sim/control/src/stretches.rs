@@ -82,15 +82,9 @@ impl World {
         let (spec, evaluation) = (spec.into(), EvaluationId(self.ids.next()));
         let (enforce_index, evaluation_priority) = (None, None);
         self.ask(Command::RegisterJob(RegisterJob {
-            spec,
             enforce_index,
-            evaluation,
             evaluation_priority,
-            wall_s: 0,
-            submission: None,
-            preserve_counts: false,
-            preserve_resources: false,
-            stop: false,
+            ..RegisterJob::new(spec, evaluation)
         }));
     }
 

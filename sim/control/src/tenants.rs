@@ -84,15 +84,9 @@ impl World {
                 let spec = Arc::new(spec);
                 let (enforce_index, evaluation_priority) = (None, None);
                 Command::RegisterJob(RegisterJob {
-                    spec,
                     enforce_index,
-                    evaluation,
                     evaluation_priority,
-                    wall_s: 0,
-                    submission: None,
-                    preserve_counts: false,
-                    preserve_resources: false,
-                    stop: false,
+                    ..RegisterJob::new(spec, evaluation)
                 })
             }
             5 | 6 => {

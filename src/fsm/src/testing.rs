@@ -928,17 +928,7 @@ pub fn rolling_job(name: &str, count: u32, change: impl FnOnce(&mut UpdateStrate
 
 /// The command that registers a job.
 pub fn register(spec: JobSpec, evaluation: EvaluationId) -> Command {
-    Command::RegisterJob(RegisterJob {
-        spec: Arc::new(spec),
-        enforce_index: None,
-        evaluation,
-        evaluation_priority: None,
-        wall_s: 0,
-        submission: None,
-        preserve_counts: false,
-        preserve_resources: false,
-        stop: false,
-    })
+    Command::RegisterJob(RegisterJob::new(Arc::new(spec), evaluation))
 }
 
 /// The command that stops an allocation.

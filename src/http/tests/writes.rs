@@ -141,19 +141,10 @@ async fn ids_with_slashes_work_encoded_and_raw() {
         let spec = cluster.state().jobs().get(&JobKey::new("default", "plain")).cloned().unwrap();
         let mut spec = fsm::JobSpec::clone(cluster.state().current_spec(&spec).unwrap());
         spec.key = JobKey::new("default", id);
-        cluster.must(fsm::Command::RegisterJob(RegisterJob {
-            spec: Arc::new(spec),
-            enforce_index: None,
-            evaluation: EvaluationId(
-                *blake3::hash(id.as_bytes()).as_bytes().first_chunk().unwrap(),
-            ),
-            evaluation_priority: None,
-            wall_s: 0,
-            submission: None,
-            preserve_counts: false,
-            preserve_resources: false,
-            stop: false,
-        }));
+        cluster.must(fsm::Command::RegisterJob(RegisterJob::new(
+            Arc::new(spec),
+            EvaluationId(*blake3::hash(id.as_bytes()).as_bytes().first_chunk().unwrap()),
+        )));
     }
     for (path, id) in
         [("/v1/job/a/b", "a/b"), ("/v1/job/a%2Fb", "a/b"), ("/v1/job/a%2Fsummary", "a/summary")]

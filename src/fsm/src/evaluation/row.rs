@@ -134,7 +134,8 @@ pub struct GroupAnnotation {
     /// New instances that replace nothing which runs. A node that a constraint filters is not among
     /// them.
     pub place: u32,
-    /// New instances of a version that is not promoted yet, beside those that run.
+    /// New instances of a version that is not promoted yet, beside those that run, or of a system
+    /// job in the place of some.
     pub canary: u32,
     /// Instances that end without a successor in the plan.
     pub stop: u32,

@@ -29,6 +29,23 @@ pub struct RegisterJob {
     pub stop: bool,
 }
 
+impl RegisterJob {
+    /// A registration that asks for nothing special.
+    pub fn new(spec: Arc<JobSpec>, evaluation: EvaluationId) -> Self {
+        Self {
+            spec,
+            enforce_index: None,
+            evaluation,
+            evaluation_priority: None,
+            wall_s: 0,
+            submission: None,
+            preserve_counts: false,
+            preserve_resources: false,
+            stop: false,
+        }
+    }
+}
+
 /// Stops a job; with `purge`, also deletes it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeregisterJob {

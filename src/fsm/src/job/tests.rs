@@ -27,15 +27,8 @@ fn enforced(driver: &mut Driver, name: &str, count: u32, index: Index) -> Reply 
     let evaluation = driver.evaluation_id();
     driver
         .commit(Command::RegisterJob(RegisterJob {
-            spec: Arc::new(job(name, JobKind::Service, count)),
             enforce_index: Some(index),
-            evaluation,
-            evaluation_priority: None,
-            wall_s: 0,
-            submission: None,
-            preserve_counts: false,
-            preserve_resources: false,
-            stop: false,
+            ..RegisterJob::new(Arc::new(job(name, JobKind::Service, count)), evaluation)
         }))
         .reply
 }
@@ -165,15 +158,8 @@ fn a_submission_is_kept_with_its_version_and_bounded() {
         let evaluation = driver.evaluation_id();
         driver
             .commit(Command::RegisterJob(RegisterJob {
-                spec: Arc::new(job("t", JobKind::Batch, count)),
-                enforce_index: None,
-                evaluation,
-                evaluation_priority: None,
-                wall_s: 0,
                 submission: submission.map(Arc::new),
-                preserve_counts: false,
-                preserve_resources: false,
-                stop: false,
+                ..RegisterJob::new(Arc::new(job("t", JobKind::Batch, count)), evaluation)
             }))
             .reply
     };
@@ -426,15 +412,8 @@ fn a_version_leaves_the_history_with_what_runs_it() {
     let submission = Submission { source: "text".into(), ..Submission::default() };
     let evaluation = driver.evaluation_id();
     driver.accept(Command::RegisterJob(RegisterJob {
-        spec: Arc::new(job("t", JobKind::Service, 1)),
-        enforce_index: None,
-        evaluation,
-        evaluation_priority: None,
-        wall_s: 0,
         submission: Some(Arc::new(submission)),
-        preserve_counts: false,
-        preserve_resources: false,
-        stop: false,
+        ..RegisterJob::new(Arc::new(job("t", JobKind::Service, 1)), evaluation)
     }));
     let (a, b) = (driver.run("t", 0, node), driver.run("t", 1, node));
     for count in 2..=10 {
@@ -809,15 +788,8 @@ fn a_registration_keeps_resources_when_it_is_asked_to() {
     let mut registered = |preserve_resources| {
         let evaluation = driver.evaluation_id();
         driver.accept(Command::RegisterJob(RegisterJob {
-            spec: Arc::new(changed.clone()),
-            enforce_index: None,
-            evaluation,
-            evaluation_priority: None,
-            wall_s: 0,
-            submission: None,
-            preserve_counts: false,
             preserve_resources,
-            stop: false,
+            ..RegisterJob::new(Arc::new(changed.clone()), evaluation)
         }));
         let row = driver.state.jobs().get(&job_key("t")).unwrap();
         let group = driver.state.current_spec(row).unwrap().groups[0].clone();
@@ -840,15 +812,8 @@ fn a_stop_is_registered_as_a_version() {
     let register = |driver: &mut Driver, stop| {
         let evaluation = driver.evaluation_id();
         driver.accept(Command::RegisterJob(RegisterJob {
-            spec: Arc::new(other.clone()),
-            enforce_index: None,
-            evaluation,
-            evaluation_priority: None,
-            wall_s: 0,
-            submission: None,
-            preserve_counts: false,
-            preserve_resources: false,
             stop,
+            ..RegisterJob::new(Arc::new(other.clone()), evaluation)
         }));
         let row = driver.state.jobs().get(&job_key("t")).unwrap().clone();
         let version = driver.state.versions_of(&row.key, row.create_index)[0].clone();

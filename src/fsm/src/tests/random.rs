@@ -161,6 +161,8 @@ impl Maker<'_> {
             },
             _ => job(name, JobKind::Service, count),
         };
+        // Far enough apart that one may be evicted for another.
+        spec.priority = self.dice.choose(&[20, 50, 80]);
         match self.dice.below(12) {
             0 => spec.kind = JobKind::Service,
             1 => spec.node_pool = self.dice.choose(&["gpu".into(), "all".into()]),
@@ -310,15 +312,13 @@ impl Maker<'_> {
             _ => {
                 let enforce_index = self.dice.one_in(6).then(|| self.dice.below(9));
                 Command::RegisterJob(RegisterJob {
-                    spec: Arc::new(self.spec()),
                     enforce_index,
-                    evaluation,
                     evaluation_priority: self.dice.one_in(9).then_some(u16::MAX),
-                    wall_s: 0,
                     submission: self.dice.one_in(3).then(|| self.submission()),
                     preserve_counts: self.dice.one_in(3),
                     preserve_resources: self.dice.one_in(3),
                     stop: self.dice.one_in(30),
+                    ..RegisterJob::new(Arc::new(self.spec()), evaluation)
                 })
             }
         }

@@ -185,15 +185,8 @@ fn a_registration_keeps_counts_when_it_is_asked_to() {
         let evaluation = driver.evaluation_id();
         let reply = driver
             .commit(Command::RegisterJob(RegisterJob {
-                spec: Arc::new(spec),
-                enforce_index: None,
-                evaluation,
-                evaluation_priority: None,
-                wall_s: 0,
-                submission: None,
                 preserve_counts,
-                preserve_resources: false,
-                stop: false,
+                ..RegisterJob::new(Arc::new(spec), evaluation)
             }))
             .reply;
         (matches!(reply, Reply::Job { .. }), count(&driver))
