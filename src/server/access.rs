@@ -299,10 +299,7 @@ impl Writes {
     /// The request for this command. With a client's id it has a hash of the command, which tells
     /// it from another request under the same id; an id made here stands for this request alone.
     fn stamp(&self, id: Option<RequestId>, command: &Command) -> Request {
-        let payload_hash = id.map_or(0, |_| {
-            let command = without_fresh_ids(command.clone());
-            hash64(&codec::encode(&Proposal { at: 0, epoch: None, request: None, command }))
-        });
+        let payload_hash = id.map_or(0, |_| payload_hash(command));
         let id = id.unwrap_or_else(|| self.fresh_request());
         Request { id, stamped_at: self.log_time(), payload_hash }
     }
@@ -331,6 +328,12 @@ impl Writes {
 
 fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
+}
+
+/// A hash of what a client asked for: the same for a retry, another for another request.
+pub(crate) fn payload_hash(command: &Command) -> u64 {
+    let command = without_fresh_ids(command.clone());
+    hash64(&codec::encode(&Proposal { at: 0, epoch: None, request: None, command }))
 }
 
 /// The command without what a server adds to a client's request, such as ids: a retry of the same
@@ -486,5 +489,16 @@ mod tests {
         let stopping = ApiError::NotReady("it is stopping".to_owned());
         assert!(matches!(next(&stopping, false), Next::GiveUp));
         assert!(matches!(next(&stopping, true), Next::Retry), "another leader takes over");
+    }
+
+    #[test]
+    fn a_retry_has_the_hash_of_its_request_and_another_request_has_not() {
+        let register = |count, wall_s, id| {
+            let spec = fsm::testing::job("web", fsm::JobKind::Service, count);
+            let command = RegisterJob::new(spec.into(), fsm::EvaluationId([id; 16]));
+            payload_hash(&Command::RegisterJob(RegisterJob { wall_s, ..command }))
+        };
+        assert_eq!(register(1, 1, 1), register(1, 2, 2), "the clock went on");
+        assert_ne!(register(1, 1, 1), register(2, 1, 1));
     }
 }

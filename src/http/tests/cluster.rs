@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -25,9 +24,12 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::api::{
-    Api, ApiError, Caller, MemberInfo, ReadMode, Sample, Snapshot, WorkerChange, WorkerInfo,
-    WorkerSettings, WorkerStatus, Workload, Written,
+use crate::{
+    api::{
+        Api, ApiError, Caller, MemberInfo, ReadMode, Sample, Snapshot, WorkerChange, WorkerInfo,
+        WorkerSettings, WorkerStatus, Workload, Written,
+    },
+    server::access::payload_hash,
 };
 
 const START_MS: u64 = 1_700_000_000_000;
@@ -63,14 +65,12 @@ impl TestCluster {
 
     /// Applies a command as the next entry.
     pub(super) fn apply(&self, command: Command, request: Option<RequestId>) -> Written {
-        let mut hasher = DefaultHasher::new();
-        format!("{command:?}").hash(&mut hasher);
         let mut guard = self.state.lock().unwrap();
         let mut state = State::clone(&guard);
         let index = state.index() + 1;
         let at = START_MS + 1_000 * index;
         let request =
-            request.map(|id| Request { id, stamped_at: at, payload_hash: hasher.finish() });
+            request.map(|id| Request { id, stamped_at: at, payload_hash: payload_hash(&command) });
         let proposal = Proposal { at, epoch: None, request, command };
         let applied = state.apply(index, 1, &proposal, &mut ChangeSet::default());
         *guard = Arc::new(state);
