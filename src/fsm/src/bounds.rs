@@ -155,7 +155,7 @@ impl JobSpec {
         if let Some(block) = &self.periodic {
             block.check(self.kind)?;
         }
-        if self.parameterized.is_some() || self.periodic.is_some() {
+        if self.is_parent() {
             // The names of its children begin with it.
             let kind = if self.periodic.is_some() { "periodic" } else { "parameterized" };
             let what = format!("id of a {kind} job");
@@ -173,7 +173,16 @@ impl JobSpec {
             }
             group.check().map_err(|why| format!("group \"{}\": {why}", group.name))?;
         }
-        at_most_bytes("the job", codec::encoded_len(self), limits::JOB_BYTES_MAX)
+        at_most_bytes("the job", self.bytes(), limits::JOB_BYTES_MAX)
+    }
+
+    /// Its encoded size, bytes, of which [`limits::JOB_BYTES_MAX`] may be. That of a periodic or
+    /// parameterized job has room for the id and name of a child: none of its launches is refused
+    /// for its size.
+    pub fn bytes(&self) -> usize {
+        let child = self.key.id.len().saturating_add(limits::LAUNCH_NAME_BYTES_MAX);
+        let room = if self.is_parent() { child.saturating_mul(2) } else { 0 };
+        codec::encoded_len(self).saturating_add(room)
     }
 }
 

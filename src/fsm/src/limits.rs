@@ -16,8 +16,11 @@ pub const CHILD_NAME_BYTES_MAX: usize = 160;
 pub const TOKEN_BYTES_MAX: usize = 256;
 /// Children that one entry stops.
 pub const CHILDREN_STOPPED_MAX: usize = 1_000;
+/// What the id of a child that the clock starts has after its parent's, bytes: `/periodic-` and
+/// Unix seconds.
+pub const LAUNCH_NAME_BYTES_MAX: usize = 32;
 /// Id of a periodic or parameterized job, bytes: its children's ids begin with it.
-pub const PARENT_ID_BYTES_MAX: usize = NAME_BYTES_MAX - 32;
+pub const PARENT_ID_BYTES_MAX: usize = NAME_BYTES_MAX - LAUNCH_NAME_BYTES_MAX;
 /// Launches of periodic jobs in one entry.
 pub const LAUNCHES_MAX: usize = 256;
 /// Lines of cron of a job.

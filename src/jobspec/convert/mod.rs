@@ -15,7 +15,7 @@ mod task;
 use std::{collections::BTreeSet, fmt};
 
 use fsm::{
-    JobKey, JobKind, JobSpec, Text, codec,
+    JobKey, JobKind, JobSpec, Text,
     job::{Parameterized, TaskGroup},
     limits::{JOB_BYTES_MAX, JOB_COUNT_MAX, JOB_PRIORITY_MAX, NAME_BYTES_MAX},
 };
@@ -66,7 +66,7 @@ pub fn to_spec(job: &Value) -> Result<Conversion, Vec<FieldError>> {
     if let Some(spec) = &spec
         && report.errors.is_empty()
     {
-        let bytes = codec::encode(spec).len();
+        let bytes = spec.bytes();
         if bytes > JOB_BYTES_MAX {
             let message = format!(
                 "the job is {bytes} bytes long, at most {JOB_BYTES_MAX} are allowed: move large texts out of it"

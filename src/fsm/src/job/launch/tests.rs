@@ -298,3 +298,30 @@ fn launches_on_every_node_that_are_over_do_not_run_on_one_that_comes() {
     assert_eq!(driver.open_evaluations("t/periodic-2000000000"), []);
     assert_eq!(driver.open_evaluations("t/periodic-2000000060").len(), before + 1);
 }
+
+/// A launch that is refused would be asked for again for ever.
+#[test]
+fn the_largest_periodic_job_is_launched() {
+    let name = "x".repeat(limits::PARENT_ID_BYTES_MAX);
+    let with_meta = |bytes: usize| {
+        let mut spec = JobSpec { name: "".into(), ..periodic(&name, |_| ()) };
+        spec.meta.insert("m".into(), "x".repeat(bytes).into());
+        spec
+    };
+    let rest = limits::JOB_BYTES_MAX - with_meta(limits::JOB_BYTES_MAX / 2).bytes();
+    let largest = with_meta(limits::JOB_BYTES_MAX / 2 + rest);
+    assert_eq!(largest.bytes(), limits::JOB_BYTES_MAX);
+    let one_more = with_meta(limits::JOB_BYTES_MAX / 2 + rest + 1);
+    assert!(one_more.check().unwrap_err().contains("the job"));
+    let mut driver = Driver::default();
+    put(&mut driver, largest);
+    let launch = Launch {
+        job: job_key(&name),
+        job_modify_index: driver.job_row(&name).job_modify_index,
+        last_due_s: 0,
+        due_s: i64::MAX,
+        missed: 0,
+        evaluation: driver.evaluation_id(),
+    };
+    assert_eq!(driver.accept(command(vec![launch])), Reply::Done);
+}
