@@ -37,6 +37,8 @@ const ROWS: usize = usize::MAX;
 struct Prediction {
     annotations: Annotations,
     failed: BTreeMap<Text, Metrics>,
+    /// What would be evicted, as lists show it.
+    preempted: Vec<Value>,
     /// See [`left_behind`].
     created: Vec<Value>,
     diff: Value,
@@ -56,34 +58,37 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
     let converted = jobs_bridge::convert(&job).map_err(|errors| Error::bad(errors.join("\n")))?;
     let spec = Arc::new(converted.spec);
     let evaluation = EvaluationId(call.api.new_id());
+    let command = RegisterJob {
+        preserve_counts: fields.flag("PreserveCounts")?,
+        preserve_resources: fields.flag("PreserveResources")?,
+        ..RegisterJob::new(Arc::clone(&spec), evaluation)
+    };
     let snapshot = call.read().await?;
     let index = snapshot.state.index();
     let meta = Meta::of(&snapshot, index);
     let state = snapshot.state;
-    let groups = Arc::clone(&spec);
-    let prediction = call.in_turn(ROWS, move || predict(&state, spec, evaluation)).await?;
+    let prediction = call.in_turn(ROWS, move || predict(&state, command, with_diff)).await?;
     let failed: Map<_, _> = prediction
         .failed
         .iter()
         .map(|(name, metrics)| {
-            (name.to_string(), view::placement_metrics(metrics, groups.group(name)))
+            (name.to_string(), view::placement_metrics(metrics, spec.group(name)))
         })
         .collect();
-    let counts = &prediction.annotations.groups;
+    let counts = prediction.annotations.iter();
     let desired: Map<_, _> =
-        counts.iter().map(|(name, counts)| (name.to_string(), view::desired(counts))).collect();
-    let preempted = &prediction.annotations.preempted;
+        counts.map(|(name, counts)| (name.to_string(), view::desired(counts))).collect();
     let answer = json!({
         "Annotations": {
             "DesiredTGUpdates": desired,
-            "PreemptedAllocs": preempted.iter().map(|id| json!({ "ID": id.to_string() })).collect::<Vec<_>>(),
+            "PreemptedAllocs": prediction.preempted,
         },
         "CreatedEvals": if prediction.created.is_empty() { Value::Null } else { prediction.created.into() },
-        "Diff": if with_diff { annotated(prediction.diff, &prediction.annotations) } else { Value::Null },
+        "Diff": prediction.diff,
         "FailedTGAllocs": if failed.is_empty() { Value::Null } else { failed.into() },
         "Index": index,
         "JobModifyIndex": prediction.job_modify_index,
-        "NextPeriodicLaunch": next_launch(&groups),
+        "NextPeriodicLaunch": next_launch(&spec),
         "Warnings": converted.warnings,
     });
     call.answer(&answer, Some(meta))
@@ -98,16 +103,13 @@ fn next_launch(spec: &JobSpec) -> Value {
     next.map_or(Value::Null, |unix_s| calendar::DateTime::from_unix(unix_s).rfc3339().into())
 }
 
-fn predict(
-    state: &State,
-    spec: Arc<JobSpec>,
-    evaluation: EvaluationId,
-) -> Result<Prediction, Error> {
-    let key = spec.key.clone();
-    let before = current(state, &spec.key);
+fn predict(state: &State, command: RegisterJob, with_diff: bool) -> Result<Prediction, Error> {
+    let RegisterJob { evaluation, .. } = command;
+    let key = command.spec.key.clone();
+    let before = current(state, &key);
     let job_modify_index = before.as_ref().map_or(0, |(job, _)| job.job_modify_index);
     let mut trial = state.clone();
-    let command = Command::RegisterJob(RegisterJob::new(spec, evaluation));
+    let command = Command::RegisterJob(command);
     let proposal = Proposal { at: state.at(), epoch: None, request: None, command };
     let index = state.index().saturating_add(1);
     let applied = trial.apply(index, state.term(), &proposal, &mut ChangeSet::trial());
@@ -115,19 +117,15 @@ fn predict(
         return Err(rejection.into());
     }
     let after = current(&trial, &key);
-    let json = |found: &Option<(Arc<Job>, Arc<JobVersion>)>| {
-        found.as_ref().map(|(job, version)| jobs_bridge::job_json(job, version))
-    };
-    // A job that was stopped is compared with what it ran.
-    let diff = jobspec::job_diff(json(&before).as_ref(), json(&after).as_ref());
     let mut prediction = Prediction {
         annotations: Annotations::default(),
         failed: BTreeMap::new(),
+        preempted: Vec::new(),
         created: Vec::new(),
-        diff,
+        diff: Value::Null,
         job_modify_index,
     };
-    let spec = after.map(|(_, version)| Arc::clone(&version.spec));
+    let spec = after.as_ref().map(|(_, version)| &*version.spec);
     let mut memory = Memory::default();
     for attempt in 0..PASSES_MAX {
         // A template has no evaluation.
@@ -135,7 +133,15 @@ fn predict(
         let pass = Pass { state: &trial, evaluation: &row, now: trial.at(), attempt };
         let plan = scheduler::schedule_with(&pass, &mut memory)
             .map_err(|error| Error::internal(error.to_string()))?;
-        let made = scheduler::annotate(&trial, &plan, spec.as_deref());
+        let evicted = plan.placements.iter().flat_map(|placement| &placement.preempts);
+        let evicted = evicted.filter_map(|id| trial.allocations().get(id));
+        prediction
+            .preempted
+            .extend(evicted.map(|row| view::allocation_stub(&trial, row, false, true)));
+        let made = match &plan.outcome {
+            Some(outcome) => outcome.annotations.clone(),
+            None => scheduler::annotate(&trial, &plan, spec),
+        };
         prediction.add(made, attempt == 0);
         if let Some(outcome) = plan.outcome {
             let left = left_behind(&trial, &row, &outcome);
@@ -147,6 +153,18 @@ fn predict(
         if !goes_on(&mut trial, &plan) {
             break;
         }
+    }
+    if with_diff {
+        let json = |found: &Current| jobs_bridge::job_json(&found.0, &found.1);
+        // A job that was stopped is compared with what it ran.
+        let (old, new) = (before.as_ref().map(json), after.as_ref().map(json));
+        let diff = jobspec::job_diff(old.as_ref(), new.as_ref());
+        let replaces = |group: &str, task: &str| {
+            let old = before.as_ref().map(|(_, version)| &*version.spec);
+            let pair = old.zip(spec);
+            pair.is_none_or(|(old, new)| scheduler::replaces_task(old, new, group, task))
+        };
+        prediction.diff = annotated(diff, &prediction.annotations, replaces);
     }
     Ok(prediction)
 }
@@ -172,7 +190,10 @@ fn goes_on(trial: &mut State, plan: &Plan) -> bool {
     tried.is_ok_and(|tried| tried.dropped.is_empty() && !tried.plan.is_no_op())
 }
 
-fn current(state: &State, key: &fsm::JobKey) -> Option<(Arc<Job>, Arc<JobVersion>)> {
+/// A job, and the version that it has.
+type Current = (Arc<Job>, Arc<JobVersion>);
+
+fn current(state: &State, key: &fsm::JobKey) -> Option<Current> {
     let job = state.jobs().get(key)?;
     Some((Arc::clone(job), Arc::clone(view::current_version(state, job)?)))
 }
@@ -180,8 +201,8 @@ fn current(state: &State, key: &fsm::JobKey) -> Option<(Arc<Job>, Arc<JobVersion
 impl Prediction {
     /// Adds what a pass does; what stays as it is was counted by the first one.
     fn add(&mut self, made: Annotations, is_first: bool) {
-        for (name, counts) in made.groups {
-            let sum = self.annotations.groups.entry(name).or_default();
+        for (name, counts) in made {
+            let sum = self.annotations.entry(name).or_default();
             sum.place += counts.place;
             sum.canary += counts.canary;
             sum.stop += counts.stop;
@@ -193,15 +214,18 @@ impl Prediction {
                 sum.ignore = counts.ignore;
             }
         }
-        self.annotations.preempted.extend(made.preempted);
     }
 }
 
-/// Writes into the diff what each group and task comes to.
-fn annotated(mut diff: Value, annotations: &Annotations) -> Value {
+/// Writes into the diff what each group and task comes to. `replaces` says whether the change of a task of a group needs new instances.
+fn annotated(
+    mut diff: Value,
+    annotations: &Annotations,
+    replaces: impl Fn(&str, &str) -> bool,
+) -> Value {
     for group in diff["TaskGroups"].as_array_mut().into_iter().flatten() {
         let name: Text = group["Name"].as_str().unwrap_or_default().into();
-        let Some(counts) = annotations.groups.get(&name) else { continue };
+        let Some(counts) = annotations.get(&name) else { continue };
         let updates: Map<_, _> = [
             ("create", counts.place),
             ("canary", counts.canary),
@@ -231,9 +255,10 @@ fn annotated(mut diff: Value, annotations: &Annotations) -> Value {
                 (Some("Added"), _) => "forces create",
                 (Some("Deleted"), _) => "forces destroy",
                 (_, Some("None")) => continue,
-                _ if counts.destructive_update > 0 => "forces create/destroy update",
-                _ if counts.in_place_update > 0 => "forces in-place update",
-                _ => continue,
+                _ if replaces(&name, task["Name"].as_str().unwrap_or_default()) => {
+                    "forces create/destroy update"
+                }
+                _ => "forces in-place update",
             };
             task["Annotations"] = json!([forces]);
         }

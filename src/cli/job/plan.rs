@@ -10,6 +10,7 @@ use super::{
 };
 use crate::cli::context::{Context, Exit, Outcome};
 use crate::cli::entry::is_closed_pipe;
+use crate::cli::output::{short_id, table};
 use crate::cli::placement;
 use crate::cli::view::Fields;
 use crate::percent::encode;
@@ -39,7 +40,16 @@ pub(crate) struct PlanArgs {
     /// Print the API's JSON
     #[arg(long)]
     output_json: bool,
+    /// As it would be with this flag of job run: keep the counts that were set by scaling
+    #[arg(long)]
+    preserve_counts: bool,
+    /// As it would be with this flag of job run: keep the resources that the tasks have
+    #[arg(long)]
+    preserve_resources: bool,
 }
+
+/// Evicted allocations that are listed; of more only their number is said, as in Nomad.
+const PREEMPTED_SHOWN: usize = 10;
 
 /// An error ends with 255, since 1 is an answer.
 pub(super) fn run(context: &Context, arguments: &PlanArgs) -> Outcome {
@@ -55,7 +65,12 @@ pub(super) fn run(context: &Context, arguments: &PlanArgs) -> Outcome {
 fn plan(context: &Context, arguments: &PlanArgs) -> Outcome {
     let file = JobFile::read(&arguments.file, arguments.json)?;
     let path = format!("/v1/job/{}/plan", encode(file.id()));
-    let request = json!({ "Job": file.job, "Diff": arguments.diff });
+    let request = json!({
+        "Job": file.job,
+        "Diff": arguments.diff,
+        "PreserveCounts": arguments.preserve_counts,
+        "PreserveResources": arguments.preserve_resources,
+    });
     let answer = context.client.put(&path, &file.query(), &request)?;
     if arguments.output_json {
         context.output.json(&answer)?;
@@ -102,9 +117,24 @@ fn dry_run(answer: &Value) -> String {
         lines.push("- WARNING: Failed to place all allocations.".to_owned());
     }
     lines.extend(placement::failures(answer, "  "));
-    let preempted = answer["Annotations"].items("PreemptedAllocs").len();
-    if preempted > 0 {
-        lines.push(format!("- Preempts {preempted} allocation(s) of lower priority."));
+    let preempted = answer["Annotations"].items("PreemptedAllocs");
+    if !preempted.is_empty() {
+        let count = preempted.len();
+        lines.push(format!("- Preempts {count} allocation(s) of lower priority."));
+    }
+    if (1..=PREEMPTED_SHOWN).contains(&preempted.len()) {
+        let rows: Vec<Vec<String>> = preempted
+            .iter()
+            .map(|row| {
+                vec![
+                    short_id(row.text("ID")),
+                    row.text("JobID").to_owned(),
+                    row.text("TaskGroup").to_owned(),
+                ]
+            })
+            .collect();
+        let rows = table(&["Alloc ID", "Job ID", "Task Group"], &rows);
+        lines.extend(rows.lines().map(|line| format!("  {line}")));
     }
     let next = answer.text("NextPeriodicLaunch");
     if !next.is_empty() {

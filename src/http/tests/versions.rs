@@ -222,10 +222,8 @@ fn process(cluster: &TestCluster, id: EvaluationId, sequence: &mut u64) -> (Valu
     let plan = scheduler::schedule(&pass).unwrap();
     let spec = state.jobs().get(&evaluation.job).and_then(|job| state.current_spec(job).cloned());
     let done = scheduler::annotate(&state, &plan, spec.as_deref());
-    let counts = done
-        .groups
-        .iter()
-        .map(|(name, counts)| (name.to_string(), crate::http::view::desired(counts)));
+    let counts =
+        done.iter().map(|(name, counts)| (name.to_string(), crate::http::view::desired(counts)));
     let counts: serde_json::Map<_, _> = counts.collect();
     let outcome = plan.outcome.clone().unwrap();
     let failed = outcome.failed_groups.keys().map(ToString::to_string).collect();
@@ -280,6 +278,44 @@ async fn a_plan_names_the_evaluation_that_waits_for_room() {
     server.stop().await;
 }
 
+/// What a change of a task comes to is told by its own difference: instances that are replaced later, after the canaries, are so all the same.
+#[tokio::test]
+async fn a_task_is_told_by_what_differs_in_it() {
+    let (server, cluster) = with_versions(&[]).await;
+    let mut job = with_count(2);
+    job["TaskGroups"][0]["Update"] = json!({ "MaxParallel": 1, "Canary": 1 });
+    let registered = server.put("/v1/jobs", &json!({ "Job": job })).await.ok();
+    process(&cluster, registered["EvalID"].as_str().unwrap().parse().unwrap(), &mut 0);
+    let planned = async |change: fn(&mut Value)| {
+        let mut changed = job.clone();
+        change(&mut changed["TaskGroups"][0]["Tasks"][0]);
+        let body = json!({ "Job": changed, "Diff": true });
+        let answer = server.put("/v1/job/web/plan", &body).await.ok();
+        let group = answer["Diff"]["TaskGroups"][0].clone();
+        (group["Updates"].clone(), group["Tasks"][0]["Annotations"].clone())
+    };
+    let replaced = planned(|task| task["Env"] = json!({ "A": "b" })).await;
+    assert_eq!(replaced.0, json!({ "canary": 1, "ignore": 2 }));
+    assert_eq!(replaced.1, json!(["forces create/destroy update"]));
+    let kept = planned(|task| task["KillTimeout"] = 7_000_000_000_u64.into()).await;
+    assert_eq!(kept.0, json!({ "in-place update": 2 }));
+    assert_eq!(kept.1, json!(["forces in-place update"]));
+    server.stop().await;
+}
+
+/// A plan is that of the registration with the same flags.
+#[tokio::test]
+async fn a_plan_keeps_the_counts_that_its_registration_would() {
+    let (server, _) = with_versions(&[5]).await;
+    let count = async |keeps: bool| {
+        let body = json!({ "Job": with_count(1), "Diff": true, "PreserveCounts": keeps });
+        let answer = server.put("/v1/job/web/plan", &body).await.ok();
+        answer["Annotations"]["DesiredTGUpdates"]["web"]["Place"].clone()
+    };
+    assert_eq!((count(false).await, count(true).await), (json!(1), json!(5)));
+    server.stop().await;
+}
+
 /// 200 random changes of random jobs on a fleet that is too small: a plan says the counts of each group, the evictions and the groups that fail, as the
 /// registration behind it then has them.
 #[tokio::test]
@@ -331,7 +367,10 @@ async fn plans_predict_what_registrations_do() {
         let processed = server.get(&format!("/v1/evaluation/{evaluation}")).await.ok();
         let kept = &processed["PlanAnnotations"];
         assert_eq!(kept["DesiredTGUpdates"], counts, "step {step}: {body}");
-        let evicts = planned["Annotations"]["PreemptedAllocs"] != json!([]);
+        let evicted = planned["Annotations"]["PreemptedAllocs"].as_array().unwrap();
+        let of_whom = |row: &Value| row["JobID"].as_str().is_some_and(|of| of != id);
+        assert!(evicted.iter().all(of_whom), "step {step}: {evicted:?}");
+        let evicts = !evicted.is_empty();
         assert_eq!(kept["PreemptedAllocs"] != Value::Null, evicts, "step {step}: {kept}");
         let predicted = planned["FailedTGAllocs"].as_object();
         let predicted: Vec<&String> =

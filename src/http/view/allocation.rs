@@ -7,7 +7,7 @@ use fsm::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{evaluation::placement_metrics, id_or_empty, task_event::task_event, text};
+use super::{id_or_empty, placement::placement_metrics, task_event::task_event, text};
 use crate::http::{jobs_bridge, time};
 
 /// An allocation in a list.

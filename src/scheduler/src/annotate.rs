@@ -9,27 +9,15 @@ use fsm::{
 
 use crate::reconcile::Reason;
 
-/// What a plan would do.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Annotations {
-    /// By group, those that only end included.
-    pub groups: BTreeMap<Text, GroupAnnotation>,
-    /// What would be evicted, by id.
-    pub preempted: BTreeSet<AllocationId>,
-}
-
-impl Annotations {
-    fn group(&mut self, name: &Text) -> &mut GroupAnnotation {
-        self.groups.entry(name.clone()).or_default()
-    }
-}
+/// What a plan would do, by group, those that only end included.
+pub type Annotations = BTreeMap<Text, GroupAnnotation>;
 
 /// What `plan` would do to the job's groups on the snapshot that it was made from. `spec` is the
 /// version that it runs; none: the job ends.
 pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotations {
     let mut made = Annotations::default();
     for group in spec.into_iter().flat_map(|spec| &spec.groups) {
-        made.groups.entry(group.name.clone()).or_default();
+        made.entry(group.name.clone()).or_default();
     }
     let replaced: BTreeSet<AllocationId> =
         plan.placements.iter().filter_map(|placement| placement.previous).collect();
@@ -45,39 +33,41 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
     for row in state.allocations_of_job(&plan.job) {
         let is_replaced = replaced.contains(&row.id);
         let why = stopped.get(&row.id).copied();
-        let group = &row.group;
         if is_replaced && why.is_some_and(is_update) {
             // A canary is counted once.
             let by_other = !replaced_by_canaries.contains(&row.id);
-            made.group(group).destructive_update += u32::from(by_other);
+            of(&mut made, &row.group).destructive_update += u32::from(by_other);
         } else if is_replaced && why.is_some_and(is_move) {
-            made.group(group).migrate += 1;
+            of(&mut made, &row.group).migrate += 1;
         } else if why.is_some() && row.is_live() && !is_replaced {
-            made.group(group).stop += 1;
+            of(&mut made, &row.group).stop += 1;
         } else if why.is_none() && updated.contains(&row.id) {
-            made.group(group).in_place_update += 1;
+            of(&mut made, &row.group).in_place_update += 1;
         } else if why.is_none() && row.is_live() {
-            made.group(group).ignore += 1;
+            of(&mut made, &row.group).ignore += 1;
         }
     }
     for placement in &plan.placements {
         let why = placement.previous.and_then(|previous| stopped.get(&previous));
-        let group = made.group(&placement.group);
+        let group = of(&mut made, &placement.group);
         if placement.canary {
             group.canary += 1;
         } else if why.is_none_or(|why| !is_update(why) && !is_move(why)) {
             group.place += 1;
         }
         group.preemptions += u32::try_from(placement.preempts.len()).unwrap_or(u32::MAX);
-        made.preempted.extend(&placement.preempts);
     }
     for (name, &left) in plan.outcome.iter().flat_map(|outcome| &outcome.queued) {
         let wanted = spec.and_then(|spec| Some((spec, spec.group(name)?)));
         let Some((spec, group)) = wanted.filter(|_| left > 0) else { continue };
         let kept = kept(state, plan, spec, group);
-        add_unplaced(made.group(name), left, kept, spec, group);
+        add_unplaced(of(&mut made, name), left, kept, spec, group);
     }
     made
+}
+
+fn of<'a>(made: &'a mut Annotations, group: &Text) -> &'a mut GroupAnnotation {
+    made.entry(group.clone()).or_default()
 }
 
 /// Instances of a group that fill a place of its count: they go on, were placed, or have completed.

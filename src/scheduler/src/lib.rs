@@ -54,6 +54,7 @@ pub use candidates::Memory;
 pub use constraint::{NODE_TARGETS, is_target, pattern_problem};
 pub use declared::{Declared, per_node_max};
 pub use regexp::compile as compile_pattern;
+pub use update::replaces_task;
 
 use fsm::{Evaluation, Index, JobKey, JobKind, Plan, State, TimeMs, plan::Outcome};
 
@@ -113,7 +114,7 @@ pub fn schedule_with(pass: &Pass<'_>, memory: &mut Memory) -> Result<Plan, Sched
     };
     if plan.outcome.is_some() {
         let made = annotate(pass.state, &plan, target.spec.map(|spec| &**spec));
-        plan.outcome = plan.outcome.map(|outcome| Outcome { annotations: made.groups, ..outcome });
+        plan.outcome = plan.outcome.map(|outcome| Outcome { annotations: made, ..outcome });
     }
     Ok(plan)
 }

@@ -32,6 +32,13 @@ impl Differences {
     }
 }
 
+/// Whether the change of one task needs new instances of its group; one that comes or goes does.
+pub fn replaces_task(old: &JobSpec, new: &JobSpec, group: &str, task: &str) -> bool {
+    let (Some(old_group), Some(group)) = (old.group(group), new.group(group)) else { return true };
+    let found = group.tasks.iter().find(|one| &*one.name == task);
+    found.is_none_or(|task| task_differs(old, old_group, new, group, task))
+}
+
 /// Whether the change needs new instances. Counts, policies, constraints, affinities, spreads, services and shutdown settings do not.
 pub(crate) fn differ(
     old: &JobSpec,
@@ -43,14 +50,21 @@ pub(crate) fn differ(
         || old_group.tasks.len() != group.tasks.len()
         || old_group.disk_mb != group.disk_mb
         || ports(old_group) != ports(group)
-        || group.tasks.iter().any(|task| {
-            old_group.tasks.iter().find(|old_task| old_task.name == task.name).is_none_or(
-                |old_task| {
-                    tasks_differ(old_task, task)
-                        || meta(old, old_group, old_task) != meta(new, group, task)
-                },
-            )
-        })
+        || group.tasks.iter().any(|task| task_differs(old, old_group, new, group, task))
+}
+
+/// Whether a task of `group` is another one than in the older version, or was not there.
+fn task_differs(
+    old: &JobSpec,
+    old_group: &TaskGroup,
+    new: &JobSpec,
+    group: &TaskGroup,
+    task: &Task,
+) -> bool {
+    let old_task = old_group.tasks.iter().find(|old_task| old_task.name == task.name);
+    old_task.is_none_or(|old_task| {
+        tasks_differ(old_task, task) || meta(old, old_group, old_task) != meta(new, group, task)
+    })
 }
 
 /// The mode is only shown.

@@ -10,10 +10,10 @@ fn told(cluster: &mut Cluster, spec: &JobSpec, trigger: Trigger) -> GroupAnnotat
     let made = annotate(&cluster.state, &plan, Some(spec));
     cluster.apply(&plan);
     let outcome = plan.outcome.unwrap();
-    assert_eq!(outcome.annotations, made.groups, "the outcome carries them");
+    assert_eq!(outcome.annotations, made, "the outcome carries them");
     let row = cluster.state.evaluations().get(&plan.evaluation).unwrap();
-    assert_eq!(row.annotations, made.groups, "the evaluation keeps them");
-    made.groups["web"]
+    assert_eq!(row.annotations, made, "the evaluation keeps them");
+    made["web"]
 }
 
 const NOTHING: GroupAnnotation = GroupAnnotation {
@@ -51,11 +51,11 @@ fn each_change_of_a_service_is_counted_once() {
     spec.groups[0].count = 4;
     cluster.register(&spec);
     let fewer = cluster.plan(&spec, Trigger::JobRegister);
-    assert_eq!(annotate(&cluster.state, &fewer, Some(&spec)).groups["web"].stop, 6);
+    assert_eq!(annotate(&cluster.state, &fewer, Some(&spec))["web"].stop, 6);
 
     cluster.change_job(&spec.key.clone(), |job| job.stop = true);
     let ended = cluster.plan(&spec, Trigger::JobDeregister);
-    assert_eq!(annotate(&cluster.state, &ended, None).groups["web"].stop, 10);
+    assert_eq!(annotate(&cluster.state, &ended, None)["web"].stop, 10);
 }
 
 #[test]
@@ -115,8 +115,9 @@ fn a_system_job_is_told_by_node() {
     cluster.register(&spec);
     let plan = cluster.plan(&spec, Trigger::JobRegister);
     let made = annotate(&cluster.state, &plan, Some(&spec));
-    assert_eq!(made.groups["web"], GroupAnnotation { place: 3, preemptions: 1, ..NOTHING });
-    assert_eq!(made.preempted, [victim].into());
+    assert_eq!(made["web"], GroupAnnotation { place: 3, preemptions: 1, ..NOTHING });
+    let evicted = plan.placements.iter().flat_map(|placement| &placement.preempts);
+    assert_eq!(evicted.collect::<Vec<_>>(), [&victim]);
 }
 
 /// What finds no room is wanted all the same.

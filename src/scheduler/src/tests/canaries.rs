@@ -37,7 +37,7 @@ fn desired_canaries(cluster: &Cluster, spec: &JobSpec) -> u32 {
 }
 
 fn ignored(cluster: &Cluster, spec: &JobSpec, plan: &Plan) -> u32 {
-    annotate(&cluster.state, plan, Some(spec)).groups["web"].ignore
+    annotate(&cluster.state, plan, Some(spec))["web"].ignore
 }
 
 /// S11: two canaries are placed and none is stopped; a promotion goes on with `max_parallel`, a failure by hand ends the canaries.
