@@ -9,6 +9,7 @@ mod caller;
 mod error;
 pub mod failure;
 mod lease;
+pub(crate) mod payload;
 pub mod senders;
 mod workers;
 

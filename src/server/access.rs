@@ -7,22 +7,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fsm::{
-    Command, Index, Proposal, Reply, RequestId,
-    allocation::StopAllocation,
-    capacity::MoveMembers,
-    codec,
-    deployment::{FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth},
-    job::{
-        DeregisterJob, DispatchJob, EvaluateJob, ForcePeriodic, RegisterJob, ScaleJob, StopChildren,
-    },
-    node::{
-        AdvanceDrains, EvaluateNode, NodeLiveness, NodeReadiness, NodeShortage, ReapNode,
-        RegisterNode, SetDrain, SetEligibility,
-    },
-    pool::{DestroyOutcome, ObserveInstances, SetInstanceBehavior, ShutDownInstance},
-    session::Request,
-};
+use fsm::{Command, Index, Proposal, Reply, RequestId, codec, session::Request};
 use openraft::ReadPolicy;
 use proto::v1 as pb;
 
@@ -31,7 +16,7 @@ use super::{
     read_rounds::ReadRounds,
 };
 use crate::{
-    api::{ApiError, Limit, ReadMode, Snapshot, Written, failure},
+    api::{ApiError, Limit, ReadMode, Snapshot, Written, failure, payload},
     clock::Clock,
     plant::{Plant, is_planted},
     provider::Provider as _,
@@ -45,11 +30,6 @@ use crate::{
 const LEADER_RETRY: Duration = Duration::from_millis(25);
 /// One attempt at the leader, so that a hung one does not eat the whole deadline.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
-
-fn hash64(bytes: &[u8]) -> u64 {
-    let hash = fsm::digest::row_hash(b"request", bytes).to_le_bytes();
-    u64::from_le_bytes([hash[0], hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7]])
-}
 
 /// Reads of the published state, as fresh as they are asked for.
 #[derive(Clone)]
@@ -299,7 +279,7 @@ impl Writes {
     /// The request for this command. With a client's id it has a hash of the command, which tells
     /// it from another request under the same id; an id made here stands for this request alone.
     fn stamp(&self, id: Option<RequestId>, command: &Command) -> Request {
-        let payload_hash = id.map_or(0, |_| payload_hash(command));
+        let payload_hash = id.map_or(0, |_| payload::hash(command));
         let id = id.unwrap_or_else(|| self.fresh_request());
         Request { id, stamped_at: self.log_time(), payload_hash }
     }
@@ -328,99 +308,6 @@ impl Writes {
 
 fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
-}
-
-/// A hash of what a client asked for: the same for a retry, another for another request.
-pub(crate) fn payload_hash(command: &Command) -> u64 {
-    let command = without_fresh_ids(command.clone());
-    hash64(&codec::encode(&Proposal { at: 0, epoch: None, request: None, command }))
-}
-
-/// The command without what a server adds to a client's request, such as ids: a retry of the same
-/// request carries other values.
-fn without_fresh_ids(mut command: Command) -> Command {
-    match &mut command {
-        Command::RegisterJob(RegisterJob { wall_s, evaluation, .. }) => {
-            *wall_s = 0;
-            *evaluation = fsm::EvaluationId::default();
-        }
-        Command::DeregisterJob(DeregisterJob { evaluation, .. })
-        | Command::EvaluateJob(EvaluateJob { evaluation, .. })
-        | Command::ScaleJob(ScaleJob { evaluation, .. })
-        | Command::PromoteDeployment(PromoteDeployment { evaluation, .. })
-        | Command::FailDeployment(FailDeployment { evaluation, .. })
-        | Command::PauseDeployment(PauseDeployment { evaluation, .. })
-        | Command::SetAllocationHealth(SetAllocationHealth { evaluation, .. })
-        | Command::StopAllocation(StopAllocation { evaluation, .. }) => {
-            *evaluation = fsm::EvaluationId::default();
-        }
-        Command::ForcePeriodic(ForcePeriodic { due_s, evaluation, .. }) => {
-            *due_s = 0;
-            *evaluation = fsm::EvaluationId::default();
-        }
-        Command::DispatchJob(DispatchJob { children, .. }) => {
-            for child in children {
-                child.id = fsm::Text::default();
-                child.evaluation = fsm::EvaluationId::default();
-            }
-        }
-        Command::RegisterNode(RegisterNode { evaluation_ids, .. })
-        | Command::NodeReadiness(NodeReadiness { evaluation_ids, .. })
-        | Command::NodeShortage(NodeShortage { evaluation_ids, .. })
-        | Command::NodeLiveness(NodeLiveness { evaluation_ids, .. })
-        | Command::SetEligibility(SetEligibility { evaluation_ids, .. })
-        | Command::AdvanceDrains(AdvanceDrains { evaluation_ids, .. })
-        | Command::ReapNode(ReapNode { evaluation_ids, .. })
-        | Command::EvaluateNode(EvaluateNode { evaluation_ids, .. })
-        | Command::ObserveInstances(ObserveInstances { evaluation_ids, .. })
-        | Command::SetInstanceBehavior(SetInstanceBehavior { evaluation_ids, .. })
-        | Command::ShutDownInstance(ShutDownInstance { evaluation_ids, .. })
-        | Command::DestroyOutcome(DestroyOutcome { evaluation_ids, .. })
-        | Command::StopChildren(StopChildren { evaluation_ids, .. })
-        | Command::MoveMembers(MoveMembers { evaluation_ids, .. }) => evaluation_ids.clear(),
-        Command::SetDrain(SetDrain { drain, evaluation_ids, .. }) => {
-            evaluation_ids.clear();
-            if let Some(drain) = drain {
-                drain.deadline_at =
-                    drain.deadline_at.map(|until| until.saturating_sub(drain.started_at));
-                drain.started_at = 0;
-            }
-        }
-        Command::SuspendNode(_)
-        | Command::UnsuspendNode(_)
-        | Command::SuspendLateNodes(_)
-        | Command::EndSuspensions(_)
-        | Command::EndMassLoss(_)
-        | Command::UpdateAllocations(_)
-        | Command::UpdateEvaluations(_)
-        | Command::LaunchPeriodic(_)
-        | Command::ApplyPlans(_)
-        | Command::SetSchedulerConfiguration(_)
-        | Command::UpsertNodePool(_)
-        | Command::DeleteNodePool(_)
-        | Command::UpsertNamespace(_)
-        | Command::DeleteNamespace(_)
-        | Command::Tick
-        | Command::MarkDigest
-        | Command::DigestVerdict(_)
-        | Command::CollectGarbage(_)
-        | Command::UpsertInstancePool(_)
-        | Command::DeleteInstancePool(_)
-        | Command::PauseInstancePool(_)
-        | Command::RequestInstances(_)
-        | Command::InstanceOutcome(_)
-        | Command::NoteInstance(_)
-        | Command::NoteUnhelped(_)
-        | Command::LimitPool(_)
-        | Command::SetRequirements(_)
-        | Command::ExpireRequirements(_)
-        | Command::DecideCapacity(_)
-        | Command::MarkJobVersion(_)
-        | Command::ExpireDeployments(_)
-        | Command::ExpireRuns(_)
-        | Command::DeleteEvaluations(_) => {}
-    }
-    command
 }
 
 /// The error in the leader's answer to a forwarded write. A status without an error in it comes
@@ -489,16 +376,5 @@ mod tests {
         let stopping = ApiError::NotReady("it is stopping".to_owned());
         assert!(matches!(next(&stopping, false), Next::GiveUp));
         assert!(matches!(next(&stopping, true), Next::Retry), "another leader takes over");
-    }
-
-    #[test]
-    fn a_retry_has_the_hash_of_its_request_and_another_request_has_not() {
-        let register = |count, wall_s, id| {
-            let spec = fsm::testing::job("web", fsm::JobKind::Service, count);
-            let command = RegisterJob::new(spec.into(), fsm::EvaluationId([id; 16]));
-            payload_hash(&Command::RegisterJob(RegisterJob { wall_s, ..command }))
-        };
-        assert_eq!(register(1, 1, 1), register(1, 2, 2), "the clock went on");
-        assert_ne!(register(1, 1, 1), register(2, 1, 1));
     }
 }

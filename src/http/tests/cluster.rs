@@ -24,12 +24,9 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::{
-    api::{
-        Api, ApiError, Caller, MemberInfo, ReadMode, Sample, Snapshot, WorkerChange, WorkerInfo,
-        WorkerSettings, WorkerStatus, Workload, Written,
-    },
-    server::access::payload_hash,
+use crate::api::{
+    Api, ApiError, Caller, MemberInfo, ReadMode, Sample, Snapshot, WorkerChange, WorkerInfo,
+    WorkerSettings, WorkerStatus, Workload, Written, payload,
 };
 
 const START_MS: u64 = 1_700_000_000_000;
@@ -70,7 +67,7 @@ impl TestCluster {
         let index = state.index() + 1;
         let at = START_MS + 1_000 * index;
         let request =
-            request.map(|id| Request { id, stamped_at: at, payload_hash: payload_hash(&command) });
+            request.map(|id| Request { id, stamped_at: at, payload_hash: payload::hash(&command) });
         let proposal = Proposal { at, epoch: None, request, command };
         let applied = state.apply(index, 1, &proposal, &mut ChangeSet::default());
         *guard = Arc::new(state);
