@@ -79,15 +79,41 @@ pub(crate) struct GlobalFlags {
         help_heading = "Connection"
     )]
     pub(crate) region: Option<String>,
-    /// Nothing is ever coloured
-    #[arg(long, global = true, hide = true)]
+    #[arg(
+        long,
+        help = "Print no colours [QUORATE_CLI_NO_COLOR, NOMAD_CLI_NO_COLOR, NO_COLOR]",
+        global = true,
+        help_heading = "Connection"
+    )]
     no_color: bool,
-    /// Nothing is ever coloured
-    #[arg(long, global = true, hide = true)]
+    #[arg(
+        long,
+        help = "Print colours also where no terminal is [QUORATE_CLI_FORCE_COLOR, NOMAD_CLI_FORCE_COLOR]",
+        global = true,
+        help_heading = "Connection"
+    )]
     force_color: bool,
 }
 
 impl GlobalFlags {
+    /// Whether to print colours: flags over variables over whether a terminal is there. No colours is the stronger word.
+    pub(crate) fn colours(
+        &self,
+        variable: &dyn Fn(&str) -> Option<String>,
+        is_terminal: bool,
+    ) -> bool {
+        let is_set = |name: &str| variable(name).is_some_and(|value| !value.is_empty());
+        let any = |name: &str| {
+            is_set(&format!("QUORATE_CLI_{name}")) || is_set(&format!("NOMAD_CLI_{name}"))
+        };
+        match (self.no_color, self.force_color) {
+            (true, _) => false,
+            (false, true) => true,
+            (false, false) if any("NO_COLOR") || is_set("NO_COLOR") => false,
+            (false, false) => is_terminal || any("FORCE_COLOR"),
+        }
+    }
+
     /// Flags over `QUORATE_*` over `NOMAD_*`; empty variables count as not set.
     pub(crate) fn target(&self, variable: &dyn Fn(&str) -> Option<String>) -> Target {
         let choose = |flag: &Option<String>, name: &str| {
@@ -109,6 +135,8 @@ impl GlobalFlags {
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) output: Arc<Output>,
+    /// Whether diffs have colours.
+    pub(crate) colours: bool,
     pub(crate) now: fn() -> SystemTime,
     pub(crate) poll_interval: Duration,
     pub(crate) read_failure_max: Duration,
@@ -120,6 +148,7 @@ impl Context {
     pub(crate) fn new(target: Target, output: Arc<Output>) -> Result<Self, ClientError> {
         Ok(Self {
             client: Client::new(target)?,
+            colours: output.is_terminal(),
             output,
             now: SystemTime::now,
             poll_interval: POLL_INTERVAL,
@@ -189,4 +218,24 @@ fn typed_line() -> Option<String> {
 
 fn first_line(error: &ClientError) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_are_for_terminals_and_for_whoever_asks() {
+        let says = |no: bool, force: bool, set: &'static str, is_terminal: bool| {
+            let flags = GlobalFlags { no_color: no, force_color: force, ..GlobalFlags::default() };
+            flags.colours(&|name| (name == set).then(|| "1".to_owned()), is_terminal)
+        };
+        assert!(says(false, false, "", true) && !says(false, false, "", false));
+        for set in ["QUORATE_CLI_NO_COLOR", "NOMAD_CLI_NO_COLOR", "NO_COLOR"] {
+            assert!(!says(false, false, set, true), "{set}");
+            assert!(says(false, true, set, false), "a flag is the stronger word than {set}");
+        }
+        assert!(says(false, false, "NOMAD_CLI_FORCE_COLOR", false));
+        assert!(!says(true, true, "NOMAD_CLI_FORCE_COLOR", true));
+    }
 }

@@ -1,6 +1,6 @@
 //! From the process's arguments to its exit status.
 //!
-//! Exit status: 0 done, 1 error (wrong usage too), 2 `job run` could not place everything.
+//! Exit status: 0 done, 1 error (wrong usage too), 2 `job run` could not place everything; of `job plan` 255 is an error, since 1 is an answer there.
 //! A closed pipe (`| head`) ends a command quietly.
 
 use std::ffi::OsString;
@@ -201,6 +201,7 @@ pub(crate) fn run(
     output: &Arc<Output>,
     adjust: impl FnOnce(&mut Context),
 ) -> u8 {
+    let failure = if is_plan(&arguments) { Exit::PlanError } else { Exit::Failure };
     let outcome = parse(arguments, output).and_then(|parsed| match parsed {
         None => Ok(Exit::Success),
         Some(line) => {
@@ -211,6 +212,7 @@ pub(crate) fn run(
                 GlobalFlags::default().target(&|_| None)
             };
             let mut context = Context::new(target, Arc::clone(output))?;
+            context.colours = line.global.colours(variable, context.colours);
             adjust(&mut context);
             dispatch(&context, line)
         }
@@ -220,9 +222,15 @@ pub(crate) fn run(
         Err(error) if is_closed_pipe(&error) => Exit::Success.code(),
         Err(error) => {
             output.advice(format!("Error: {}", chain(&error)));
-            Exit::Failure.code()
+            failure.code()
         }
     }
+}
+
+/// Whether the command line is one of `job plan`, right or wrong.
+fn is_plan(arguments: &[OsString]) -> bool {
+    let is_at = |place: usize, word: &str| arguments.get(place).is_some_and(|found| found == word);
+    is_at(1, "plan") || is_at(1, "job") && is_at(2, "plan")
 }
 
 /// Nothing, if help or the version was asked for and printed.

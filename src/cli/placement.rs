@@ -12,7 +12,7 @@ pub(crate) fn failures(evaluation: &Value, indent: &str) -> Vec<String> {
     for (group, metric) in evaluation.entries("FailedTGAllocs") {
         let count = metric.number("CoalescedFailures") + 1;
         let noun = if count == 1 { "allocation" } else { "allocations" };
-        lines.push(format!("{indent}Task group \"{group}\" ({count} {noun} could not be placed):"));
+        lines.push(format!("{indent}Task Group \"{group}\" (failed to place {count} {noun}):"));
         lines.extend(reasons(metric).into_iter().map(|reason| format!("{indent}  * {reason}")));
     }
     lines
@@ -82,10 +82,10 @@ mod tests {
         }});
         assert_eq!(
             failures(&evaluation, "  ").join("\n"),
-            "  Task group \"db\" (1 allocation could not be placed):
+            "  Task Group \"db\" (failed to place 1 allocation):
     * No nodes were eligible for evaluation
     * No nodes are available in datacenter \"dc1\"
-  Task group \"web\" (3 allocations could not be placed):
+  Task Group \"web\" (failed to place 3 allocations):
     * Constraint \"${attr.kernel.name} = windows\": 3 nodes excluded by filter
     * Resources exhausted on 1 node
     * Dimension \"memory\" exhausted on 1 node"

@@ -250,7 +250,7 @@ fn job_run_exits_2_when_not_all_could_be_placed() {
     assert_eq!(ran.code, 2, "{}{}", ran.out, ran.err);
     assert!(ran.out.ends_with(
         "but failed to place all allocations:
-    Task group \"web\" (2 allocations could not be placed):
+    Task Group \"web\" (failed to place 2 allocations):
       * Resources exhausted on 1 node
       * Dimension \"memory\" exhausted on 1 node
     Evaluation \"bbbbbbbb\" waits for capacity to place the remainder\n"
@@ -325,7 +325,7 @@ fn job_run_detached_and_without_evaluation() {
     let ran = server.run(&format!("job run {file}"));
     assert_eq!(
         (ran.code, ran.out.as_str()),
-        (0, "Job warnings:\nw\n\nJob registration successful\n")
+        (0, "Job Warnings:\nw\n\nJob registration successful\n")
     );
 }
 
@@ -427,7 +427,7 @@ Task Group  Queued  Starting  Running  Failed  Complete  Lost  Unknown
 web         1       0         1        0       0         0     0
 
 Placement Failure
-Task group \"web\" (1 allocation could not be placed):
+Task Group \"web\" (failed to place 1 allocation):
   * No nodes were eligible for evaluation
 
 Allocations

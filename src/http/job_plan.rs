@@ -108,14 +108,7 @@ fn predict(state: &State, command: RegisterJob, with_diff: bool) -> Result<Predi
     let key = command.spec.key.clone();
     let before = current(state, &key);
     let job_modify_index = before.as_ref().map_or(0, |(job, _)| job.job_modify_index);
-    let mut trial = state.clone();
-    let command = Command::RegisterJob(command);
-    let proposal = Proposal { at: state.at(), epoch: None, request: None, command };
-    let index = state.index().saturating_add(1);
-    let applied = trial.apply(index, state.term(), &proposal, &mut ChangeSet::trial());
-    if let Reply::Rejected(rejection) = applied.reply {
-        return Err(rejection.into());
-    }
+    let mut trial = registered(state, command)?;
     let after = current(&trial, &key);
     let mut prediction = Prediction {
         annotations: Annotations::default(),
@@ -126,9 +119,11 @@ fn predict(state: &State, command: RegisterJob, with_diff: bool) -> Result<Predi
         job_modify_index,
     };
     let spec = after.as_ref().map(|(_, version)| &*version.spec);
+    if let Some(spec) = spec.filter(|spec| spec.is_parent()) {
+        trial = child_of(state, spec, evaluation)?;
+    }
     let mut memory = Memory::default();
     for attempt in 0..PASSES_MAX {
-        // A template has no evaluation.
         let Some(row) = trial.evaluations().get(&evaluation).cloned() else { break };
         let pass = Pass { state: &trial, evaluation: &row, now: trial.at(), attempt };
         let plan = scheduler::schedule_with(&pass, &mut memory)
@@ -167,6 +162,25 @@ fn predict(state: &State, command: RegisterJob, with_diff: bool) -> Result<Predi
         prediction.diff = annotated(diff, &prediction.annotations, replaces);
     }
     Ok(prediction)
+}
+
+/// The state with what a periodic or parameterized job runs: its children are it, without the block that makes them.
+fn child_of(state: &State, parent: &JobSpec, evaluation: EvaluationId) -> Result<State, Error> {
+    let spec = JobSpec { periodic: None, parameterized: None, ..parent.clone() };
+    registered(state, RegisterJob::new(Arc::new(spec), evaluation))
+}
+
+/// The state with a registration, as `apply` would take it.
+fn registered(state: &State, command: RegisterJob) -> Result<State, Error> {
+    let mut trial = state.clone();
+    let command = Command::RegisterJob(command);
+    let proposal = Proposal { at: state.at(), epoch: None, request: None, command };
+    let index = state.index().saturating_add(1);
+    let applied = trial.apply(index, state.term(), &proposal, &mut ChangeSet::trial());
+    if let Reply::Rejected(rejection) = applied.reply {
+        return Err(rejection.into());
+    }
+    Ok(trial)
 }
 
 /// The evaluations that the run leaves: blocked ones and those for later. What finds no room may be waited for by a blocked evaluation that is there

@@ -1,5 +1,5 @@
-//! A job's diff as text: fields and objects of the job, its groups and their tasks, with `+` for what is added, `-` deleted, `+/-` edited. What is added
-//! or deleted as a whole is a line, unless all is asked for.
+//! A job's diff as text, laid out as Nomad's: fields and objects of the job, its groups and their tasks, with `+` for what is added, `-` deleted, `+/-`
+//! edited. What is added or deleted as a whole is a line, unless all is asked for.
 
 use serde_json::Value;
 
@@ -16,19 +16,58 @@ const YELLOW: &str = "\u{1b}[33m";
 pub(super) struct DiffStyle {
     /// Colours, for a terminal.
     pub(super) colour: bool,
-    /// Also what did not change.
+    /// Also what a group or task that comes or goes consists of.
     pub(super) verbose: bool,
 }
 
-/// The lines of a `JobDiff`.
+/// The lines of a `JobDiff`: of the job, and of each group with an empty line behind it.
 pub(super) fn lines(diff: &Value, style: DiffStyle) -> String {
     let mut text = Text { style, lines: Vec::new() };
-    text.line(0, diff.text("Type"), &format!("Job: \"{}\"", diff.text("ID")), &[]);
-    text.details(0, diff);
-    for group in diff.items("TaskGroups") {
-        text.group(group);
+    let groups = diff.items("TaskGroups");
+    let what = format!("Job: \"{}\"", diff.text("ID"));
+    text.line(Place { indent: 0, width: 0 }, diff.text("Type"), &what, &[]);
+    let place = Place { indent: 0, width: widest(parts(diff).chain(groups)) };
+    text.details(place, diff);
+    for group in groups {
+        text.group(place, group);
+        text.lines.push(String::new());
     }
     text.lines.join("\n")
+}
+
+/// The sign of a change with the space behind it, and its colour.
+fn sign(change: &str) -> (&'static str, &'static str) {
+    match change {
+        "Added" => ("+ ", GREEN),
+        "Deleted" => ("- ", RED),
+        "Edited" => ("+/- ", YELLOW),
+        _ => ("", ""),
+    }
+}
+
+/// The longest sign of what stands below one line: the texts behind the signs begin in one column.
+fn widest<'a>(parts: impl Iterator<Item = &'a Value>) -> usize {
+    parts.map(|part| sign(part.text("Type")).0.len()).max().unwrap_or(0)
+}
+
+fn parts(of: &Value) -> impl Iterator<Item = &Value> {
+    of.items("Fields").iter().chain(of.items("Objects"))
+}
+
+/// Where lines of one level stand.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Spaces before the signs.
+    indent: usize,
+    /// To which the signs are filled up.
+    width: usize,
+}
+
+impl Place {
+    /// The indent of what stands below a line here that has this change.
+    fn below(self, change: &str) -> usize {
+        self.indent + self.width.saturating_sub(sign(change).0.len()) + 2
+    }
 }
 
 struct Text {
@@ -37,22 +76,18 @@ struct Text {
 }
 
 impl Text {
-    fn line(&mut self, indent: usize, change: &str, what: &str, annotations: &[&str]) {
-        let (sign, colour) = match change {
-            "Added" => ("+  ", GREEN),
-            "Deleted" => ("-  ", RED),
-            "Edited" => ("+/-", YELLOW),
-            _ => ("   ", ""),
-        };
-        let mut line = " ".repeat(indent);
+    fn line(&mut self, place: Place, change: &str, what: &str, annotations: &[&str]) {
+        let (sign, colour) = sign(change);
+        let mut line = " ".repeat(place.indent);
         if self.style.colour && !colour.is_empty() {
             line.push_str(colour);
-            line.push_str(sign);
+            line.push_str(sign.trim_end());
             line.push_str(RESET);
+            line.push(' ');
         } else {
             line.push_str(sign);
         }
-        line.push(' ');
+        line.push_str(&" ".repeat(place.width.saturating_sub(sign.len())));
         line.push_str(what);
         if !annotations.is_empty() {
             line.push_str(" (");
@@ -62,7 +97,7 @@ impl Text {
         self.lines.push(line);
     }
 
-    fn group(&mut self, group: &Value) {
+    fn group(&mut self, place: Place, group: &Value) {
         let updates: Vec<String> = group
             .entries("Updates")
             .into_iter()
@@ -70,26 +105,29 @@ impl Text {
             .collect();
         let updates: Vec<&str> = updates.iter().map(String::as_str).collect();
         let what = format!("Task Group: \"{}\"", group.text("Name"));
-        self.line(0, group.text("Type"), &what, &updates);
-        self.details(2, group);
-        for task in group.items("Tasks") {
+        let change = group.text("Type");
+        self.line(place, change, &what, &updates);
+        let tasks = group.items("Tasks");
+        let width = widest(parts(group).chain(tasks));
+        let below = Place { indent: place.below(change), width };
+        self.details(below, group);
+        for task in tasks {
             let what = format!("Task: \"{}\"", task.text("Name"));
             let annotations = texts(task.items("Annotations"));
-            self.line(2, task.text("Type"), &what, &annotations);
-            self.details(4, task);
+            self.line(below, task.text("Type"), &what, &annotations);
+            self.details(Place { indent: below.indent + 2, width: widest(parts(task)) }, task);
         }
     }
 
-    fn details(&mut self, indent: usize, of: &Value) {
+    fn details(&mut self, place: Place, of: &Value) {
         if of.text("Type") == "Edited" || self.style.verbose {
-            self.parts(indent, of);
+            self.parts(place, of);
         }
     }
 
-    /// Fields, then objects in braces.
-    fn parts(&mut self, indent: usize, of: &Value) {
-        let shown = |part: &&Value| part.text("Type") != "None" || self.style.verbose;
-        let fields: Vec<&Value> = of.items("Fields").iter().filter(shown).collect();
+    /// Fields, then objects in braces; of an object that was edited also what stays.
+    fn parts(&mut self, place: Place, of: &Value) {
+        let fields = of.items("Fields");
         let longest = fields.iter().map(|field| field.text("Name").chars().count()).max();
         for field in fields {
             let name = format!("{}:", field.text("Name"));
@@ -101,13 +139,14 @@ impl Text {
                 _ => format!("\"{old}\""),
             };
             let annotations = texts(field.items("Annotations"));
-            self.line(indent, field.text("Type"), &format!("{name:width$} {value}"), &annotations);
+            self.line(place, field.text("Type"), &format!("{name:width$} {value}"), &annotations);
         }
-        let objects: Vec<&Value> = of.items("Objects").iter().collect();
-        for object in objects {
-            self.line(indent, object.text("Type"), &format!("{} {{", object.text("Name")), &[]);
-            self.parts(indent + 2, object);
-            self.lines.push(format!("{}    }}", " ".repeat(indent)));
+        for object in of.items("Objects") {
+            let change = object.text("Type");
+            self.line(place, change, &format!("{} {{", object.text("Name")), &[]);
+            let below = Place { indent: place.below(change), width: widest(parts(object)) };
+            self.parts(below, object);
+            self.lines.push(format!("{}}}", " ".repeat(place.indent + place.width)));
         }
     }
 }
@@ -156,12 +195,12 @@ mod tests {
 +/- Task Group: \"web\" (1 create, 2 ignore)
   +/- Count: \"2\" => \"3\" (forces create)
   +/- RestartPolicy {
-    -   Mode: \"fail\"
+    - Mode:     \"fail\"
+      Attempts: \"2\"
       }
-      Task: \"server\""
+      Task: \"server\"
+"
         );
-        let verbose = lines(&diff(), DiffStyle { colour: false, verbose: true });
-        assert!(verbose.contains("        Attempts: \"2\""), "{verbose}");
     }
 
     #[test]
@@ -173,7 +212,7 @@ mod tests {
         let text = lines(&new, DiffStyle { colour: false, verbose: false });
         assert_eq!(
             text,
-            "+   Job: \"web\"\n+   Task Group: \"web\" (1 create, 2 ignore)\n  +   Task: \"server\""
+            "+ Job: \"web\"\n+   Task Group: \"web\" (1 create, 2 ignore)\n    +   Task: \"server\"\n"
         );
     }
 
@@ -181,6 +220,6 @@ mod tests {
     fn a_terminal_gets_colours_and_nothing_else_does() {
         let text = lines(&diff(), DiffStyle { colour: true, verbose: false });
         assert!(text.starts_with("\u{1b}[33m+/-\u{1b}[0m Job"), "{text}");
-        assert!(text.contains("\u{1b}[32m+  \u{1b}[0m Meta"), "{text}");
+        assert!(text.contains("\u{1b}[32m+\u{1b}[0m   Meta"), "{text}");
     }
 }

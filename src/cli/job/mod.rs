@@ -409,6 +409,6 @@ fn validate(context: &Context, arguments: &ValidateArgs) -> Outcome {
 fn print_warnings(context: &Context, answer: &Value) -> anyhow::Result<()> {
     match answer.text("Warnings") {
         "" => Ok(()),
-        warnings => context.line(format!("Job warnings:\n{warnings}\n")),
+        warnings => context.line(format!("Job Warnings:\n{warnings}\n")),
     }
 }

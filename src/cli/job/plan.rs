@@ -9,9 +9,9 @@ use super::{
     print_warnings,
 };
 use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::entry::is_closed_pipe;
 use crate::cli::output::{short_id, table};
 use crate::cli::placement;
+use crate::cli::time;
 use crate::cli::view::Fields;
 use crate::percent::encode;
 
@@ -51,18 +51,7 @@ pub(crate) struct PlanArgs {
 /// Evicted allocations that are listed; of more only their number is said, as in Nomad.
 const PREEMPTED_SHOWN: usize = 10;
 
-/// An error ends with 255, since 1 is an answer.
 pub(super) fn run(context: &Context, arguments: &PlanArgs) -> Outcome {
-    plan(context, arguments).or_else(|error| {
-        if is_closed_pipe(&error) {
-            return Err(error);
-        }
-        context.output.advice(format!("Error: {error:#}"));
-        Ok(Exit::PlanError)
-    })
-}
-
-fn plan(context: &Context, arguments: &PlanArgs) -> Outcome {
     let file = JobFile::read(&arguments.file, arguments.json)?;
     let path = format!("/v1/job/{}/plan", encode(file.id()));
     let request = json!({
@@ -77,10 +66,10 @@ fn plan(context: &Context, arguments: &PlanArgs) -> Outcome {
         return Ok(exit(&answer));
     }
     if answer.present("Diff").is_some() {
-        let style = DiffStyle { colour: context.output.is_terminal(), verbose: arguments.verbose };
-        context.line(format!("{}\n", diff::lines(&answer["Diff"], style)))?;
+        let style = DiffStyle { colour: context.colours, verbose: arguments.verbose };
+        context.line(diff::lines(&answer["Diff"], style))?;
     }
-    context.line(format!("Scheduler dry-run:\n{}", dry_run(&answer)))?;
+    context.line(format!("Scheduler dry-run:\n{}", dry_run(&answer, context.now_nanoseconds())))?;
     print_warnings(context, &answer)?;
     let index = answer.number("JobModifyIndex");
     context.line(format!(
@@ -109,7 +98,7 @@ fn exit(answer: &Value) -> Exit {
     if any { Exit::Failure } else { Exit::Success }
 }
 
-fn dry_run(answer: &Value) -> String {
+fn dry_run(answer: &Value, now_nanoseconds: i64) -> String {
     let mut lines = Vec::new();
     if answer.entries("FailedTGAllocs").is_empty() {
         lines.push("- All tasks successfully allocated.".to_owned());
@@ -138,7 +127,10 @@ fn dry_run(answer: &Value) -> String {
     }
     let next = answer.text("NextPeriodicLaunch");
     if !next.is_empty() {
-        lines.push(format!("- If submitted now, next periodic launch would be at {next}."));
+        let left = calendar::parse_rfc3339(next)
+            .map(|unix_s| time::span(unix_s - now_nanoseconds / 1_000_000_000))
+            .map_or_else(String::new, |left| format!(" ({left} from now)"));
+        lines.push(format!("- If submitted now, next periodic launch would be at {next}{left}."));
     }
     let mut text = lines.join("\n");
     text.push('\n');

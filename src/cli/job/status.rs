@@ -453,7 +453,7 @@ mod tests {
         ];
         assert_eq!(
             blocked(&evaluations).unwrap_or_default(),
-            "Placement Failure\nTask group \"web\" (1 allocation could not be placed):\n  * Resources exhausted on 1 node"
+            "Placement Failure\nTask Group \"web\" (failed to place 1 allocation):\n  * Resources exhausted on 1 node"
         );
         assert_eq!(blocked(&evaluations[..1]), None);
     }

@@ -129,8 +129,7 @@ pub(super) fn history(context: &Context, arguments: &HistoryArgs) -> Outcome {
         }
         return Ok(Exit::Success);
     }
-    let style =
-        DiffStyle { colour: context.output.is_terminal(), verbose: arguments.style.verbose };
+    let style = DiffStyle { colour: context.colours, verbose: arguments.style.verbose };
     let shown: Vec<String> = versions
         .into_iter()
         .map(|(version, diff)| version_text(version, diff, arguments.style, style))
@@ -168,7 +167,9 @@ fn version_text(
     }
     let text = pairs(&lines);
     match diff {
-        Some(diff) => format!("{text}\nDiff          =\n{}", diff::lines(diff, diff_style)),
+        Some(diff) => {
+            format!("{text}\nDiff          =\n{}", diff::lines(diff, diff_style).trim_end())
+        }
         None => text,
     }
 }

@@ -151,6 +151,9 @@ async fn versions_are_tagged_and_marked_as_stable() {
     server.put("/v1/job/web/stable", &stable).await.ok();
     assert_eq!(versions(&server, "").await["Versions"][0]["Stable"], true);
     assert_eq!(server.get("/v1/job/web").await.ok()["Stable"], true);
+    let unclear =
+        server.put("/v1/job/web/stable", &json!({ "JobID": "web", "JobVersion": 1 })).await;
+    assert!(unclear.status == 400 && unclear.text.contains("Stable must"), "{}", unclear.text);
     let mut wrong = stable;
     wrong["JobVersion"] = 7.into();
     assert_eq!(server.put("/v1/job/web/stable", &wrong).await.status, 400);
@@ -300,6 +303,36 @@ async fn a_task_is_told_by_what_differs_in_it() {
     let kept = planned(|task| task["KillTimeout"] = 7_000_000_000_u64.into()).await;
     assert_eq!(kept.0, json!({ "in-place update": 2 }));
     assert_eq!(kept.1, json!(["forces in-place update"]));
+    server.stop().await;
+}
+
+/// A job that starts others is planned as one of these.
+#[tokio::test]
+async fn a_periodic_job_is_planned_as_its_launch() {
+    let (server, cluster) = with_versions(&[]).await;
+    let before = cluster.state().digest();
+    for block in [
+        json!({ "Periodic": { "Spec": "@daily", "TimeZone": "UTC", "Enabled": true } }),
+        json!({ "ParameterizedJob": {} }),
+    ] {
+        let planned = async |cpu: u64| {
+            let mut job = web_job("night");
+            job["Type"] = "batch".into();
+            job["TaskGroups"][0]["Tasks"][0]["Resources"]["CPU"] = cpu.into();
+            for (name, value) in block.as_object().unwrap() {
+                job[name] = value.clone();
+            }
+            let body = json!({ "Job": job, "Diff": true });
+            server.put("/v1/job/night/plan", &body).await.ok()
+        };
+        let small = planned(100).await;
+        assert_eq!(small["Annotations"]["DesiredTGUpdates"]["web"]["Place"], 2, "{small}");
+        assert_eq!(small["Diff"]["TaskGroups"][0]["Updates"], json!({ "create": 2 }));
+        assert_eq!(small["FailedTGAllocs"], Value::Null);
+        let large = planned(900_000).await;
+        assert!(large["FailedTGAllocs"]["web"].is_object(), "{large}");
+    }
+    assert_eq!(cluster.state().digest(), before);
     server.stop().await;
 }
 
