@@ -144,6 +144,12 @@ pub(super) async fn stable(call: &Call, target: &Target) -> Result<Answer, Error
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
     let version = named_version(&fields, target)?;
+    // auto_revert goes by the mark: a slip must not take it away.
+    if body["Stable"].is_null() {
+        return Err(Error::bad(
+            "Stable must be given: true marks the version, false takes the mark off",
+        ));
+    }
     let mark = VersionMark::Stable { version, stable: fields.flag("Stable")? };
     let written = mark_version(call, target, mark).await?;
     call.answer_write(&written, json!({ "JobModifyIndex": written.index }))

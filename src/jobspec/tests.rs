@@ -755,6 +755,21 @@ fn what_of_an_update_has_no_effect_is_said() {
     let at_once = rolls(json!({"Canary": 1, "MaxParallel": 0})).unwrap().warnings.join("\n");
     let said = format!("{at}.Canary: has no effect with MaxParallel 0");
     assert!(at_once.contains(&said), "{at_once}");
+    let large = job(|job| {
+        job["TaskGroups"][0]["Count"] = json!(2);
+        job["TaskGroups"][0]["Update"] = json!({"MaxParallel": 5});
+    });
+    let large = large.unwrap().warnings.join("\n");
+    assert!(large.contains(&format!("{at}.MaxParallel: 5 is greater than the count")), "{large}");
+    let halves = job(|job| {
+        job["TaskGroups"][0]["Update"] = json!({"Canary": 1, "AutoPromote": true});
+        let mut other = job["TaskGroups"][0].clone();
+        other["Name"] = json!("other");
+        other["Update"] = json!({"Canary": 1});
+        job["TaskGroups"].as_array_mut().unwrap().push(other);
+    });
+    let halves = halves.unwrap().warnings.join("\n");
+    assert!(halves.contains("auto_promote must be true for all groups"), "{halves}");
     let all = json!({
         "Canary": 2, "AutoPromote": true, "AutoRevert": true, "HealthCheck": "manual", "Stagger": "30s",
         "ProgressDeadline": 0,

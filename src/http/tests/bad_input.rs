@@ -239,7 +239,7 @@ fn routes() -> Vec<Case> {
         case(
             "PUT",
             "/v1/job/web/stable",
-            r#"{"JobID": "web", "JobVersion": 9}"#,
+            r#"{"JobID": "web", "JobVersion": 9, "Stable": true}"#,
             404,
             "job not found",
         ),

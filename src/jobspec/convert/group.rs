@@ -60,6 +60,7 @@ pub(super) fn read(
         name,
     };
     policy::check_health(&mut fields, group.update, has_checks, report);
+    policy::check_step(&fields, &group, inherited.kind, report);
     check_logs(&fields, &group, report);
     fields.finish(report);
     Some(group)

@@ -356,7 +356,8 @@ fn groups(
         let message = format!(
             "the counts add up to {total}, at most {JOB_COUNT_MAX} are allowed: split the job"
         );
-        report.error(path, message);
+        report.error(path.clone(), message);
     }
+    policy::check_promotion(&path, &groups, report);
     groups
 }

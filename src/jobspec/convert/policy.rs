@@ -2,7 +2,7 @@
 //! Owns the checks that keep a policy from contradicting itself; never schedules.
 
 use fsm::{
-    JobKind,
+    JobKind, TaskGroup,
     job::{
         DelayFunction, HealthCheck, MigrateStrategy, ReschedulePolicy, RestartPolicy,
         UpdateStrategy,
@@ -355,6 +355,35 @@ fn check_rollout(block: &Fields<'_>, kind: JobKind, strategy: UpdateStrategy, re
         let path = block.at("Canary");
         report.warning(format!(
             "{path}: has no effect with MaxParallel 0, which updates all at once: set MaxParallel"
+        ));
+    }
+}
+
+/// Says that one step of a rollout takes in the whole group.
+pub(super) fn check_step(
+    fields: &Fields<'_>,
+    group: &TaskGroup,
+    kind: JobKind,
+    report: &mut Report,
+) {
+    let parallel = group.update.map_or(0, |update| update.max_parallel);
+    if kind == JobKind::Service && group.count > 1 && parallel > group.count {
+        let path = fields.at("Update");
+        report.warning(format!(
+            "{path}.MaxParallel: {parallel} is greater than the count of the group, {}: a destructive change replaces all instances at once",
+            group.count
+        ));
+    }
+}
+
+/// Says that canaries are promoted together, and so by hand if one group asks for that.
+pub(super) fn check_promotion(path: &str, groups: &[TaskGroup], report: &mut Report) {
+    let updates = || groups.iter().filter_map(|group| Some((group, group.update?)));
+    let by_hand = updates().find(|(_, update)| update.canaries > 0 && !update.auto_promote);
+    if let Some((group, _)) = by_hand.filter(|_| updates().any(|(_, update)| update.auto_promote)) {
+        report.warning(format!(
+            "{path}: auto_promote must be true for all groups to enable automatic promotion, it is false in {}",
+            quoted(&group.name)
         ));
     }
 }
