@@ -10,10 +10,11 @@ use crate::config::{AgentConfig, Flag, Sources};
 
 pub(crate) const EXAMPLES: &str = "Examples:
   quorate agent --config cluster-configs/three/agent.toml
-  quorate agent --servers 10.0.0.1:4647,10.0.0.2:4647 --data-dir /var/lib/quorate-agent
+  QUORATE__DRIVERS__RAW_EXEC=true quorate agent --servers 10.0.0.1:4647,10.0.0.2:4647 --data-dir /var/lib/quorate-agent
   quorate agent --servers 127.0.0.1:4647 --data-dir sim --simulate 5000     (simulated nodes for load tests)
 
-Every key of the file can also be set by a variable: QUORATE__DRIVERS__RAW_EXEC=true sets drivers.raw_exec.
+Every key of the file can also be set by a variable: QUORATE__DRIVERS__RAW_EXEC=true sets drivers.raw_exec. Without a driver a node
+runs nothing; raw_exec runs commands as the agent's user, without isolation.
 Order: file, then variables, then flags; the last one wins.";
 
 /// Flags of `agent`.

@@ -118,7 +118,10 @@ enum Command {
     /// As `job start`
     #[command(hide = true)]
     Start(job::StartArgs),
-    /// Show whatever has an id: a job, allocation, node or evaluation; without an id: the jobs
+    /// Show whatever has an id: a job, allocation, node, evaluation, deployment, namespace or node pool; without an id: the jobs
+    #[command(mut_arg("job", |argument| argument.value_name("ID").help(
+        "The id, or the beginning of it; without: list all jobs"
+    )))]
     Status(job::StatusArgs),
     /// As `job inspect`
     #[command(hide = true)]

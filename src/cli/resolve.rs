@@ -26,6 +26,8 @@ pub(crate) struct Noun {
     pub(crate) columns: &'static [(&'static str, &'static str)],
     /// Whether the field `Name` may be typed instead of an id.
     pub(crate) by_name: bool,
+    /// The command that lists them all.
+    pub(crate) list_command: &'static str,
 }
 
 /// Nodes.
@@ -34,6 +36,7 @@ pub(crate) const NODE: Noun = Noun {
     list_paths: &["/v1/nodes"],
     columns: &[("ID", "ID"), ("Name", "Name"), ("DC", "Datacenter"), ("Status", "Status")],
     by_name: true,
+    list_command: "node status",
 };
 /// Nodes, also those that are offline and not registered.
 pub(crate) const NODE_OR_OFFLINE: Noun =
@@ -44,6 +47,7 @@ pub(crate) const INSTANCE: Noun = Noun {
     list_paths: &["/v1/instances"],
     columns: &[("ID", "ID"), ("Pool", "Pool"), ("Type", "Type"), ("State", "State")],
     by_name: false,
+    list_command: "instance list",
 };
 /// Allocations.
 pub(crate) const ALLOCATION: Noun = Noun {
@@ -51,6 +55,7 @@ pub(crate) const ALLOCATION: Noun = Noun {
     list_paths: &["/v1/allocations"],
     columns: &[("ID", "ID"), ("Name", "Name"), ("Status", "ClientStatus")],
     by_name: false,
+    list_command: "alloc status",
 };
 /// Deployments.
 pub(crate) const DEPLOYMENT: Noun = Noun {
@@ -58,6 +63,7 @@ pub(crate) const DEPLOYMENT: Noun = Noun {
     list_paths: &["/v1/deployments"],
     columns: &[("ID", "ID"), ("Job", "JobID"), ("Version", "JobVersion"), ("Status", "Status")],
     by_name: false,
+    list_command: "deployment list",
 };
 /// Scaling policies.
 pub(crate) const SCALING_POLICY: Noun = Noun {
@@ -65,6 +71,7 @@ pub(crate) const SCALING_POLICY: Noun = Noun {
     list_paths: &["/v1/scaling/policies"],
     columns: &[("ID", "ID"), ("Type", "Type"), ("Target", "Target")],
     by_name: false,
+    list_command: "scaling policy list",
 };
 /// Evaluations.
 pub(crate) const EVALUATION: Noun = Noun {
@@ -72,6 +79,7 @@ pub(crate) const EVALUATION: Noun = Noun {
     list_paths: &["/v1/evaluations"],
     columns: &[("ID", "ID"), ("Job", "JobID"), ("Status", "Status")],
     by_name: false,
+    list_command: "eval list",
 };
 
 /// The id that `typed` names.
@@ -107,10 +115,14 @@ pub(crate) fn id(context: &Context, noun: Noun, typed: &str) -> anyhow::Result<S
                 noun.name
             )
         }
-        [] if noun.by_name => {
-            bail!("no {} has an id that starts with \"{typed}\", or that name", noun.name)
+        [] => {
+            let or_name = if noun.by_name { ", or that name" } else { "" };
+            bail!(
+                "no {} has an id that starts with \"{typed}\"{or_name}; list them with: quorate {}",
+                noun.name,
+                noun.list_command
+            )
         }
-        [] => bail!("no {} has an id that starts with \"{typed}\"", noun.name),
         several => bail!("{}", ambiguous(noun, typed, several)),
     }
 }

@@ -682,6 +682,7 @@ fn an_offline_node_that_is_not_registered_comes_online_by_its_beginning() {
     }
     let ran = server.run("node offline -reason x 9999");
     assert!(ran.err.starts_with("Error: no node has an id that starts with"), "{}", ran.err);
+    assert!(ran.err.ends_with("list them with: quorate node status\n"), "{}", ran.err);
 }
 
 /// Settings of node life are changed as they were read: somebody else's change is not undone.

@@ -48,7 +48,10 @@ pub(crate) const EXAMPLES: &str = "Examples:
   quorate up --servers 5 --data demo   five servers, state in ./demo
   quorate up --no-agent                servers only; start agents yourself
 
-The same folder started again goes on where it stopped. In another terminal: quorate job status";
+The same folder started again goes on where it stopped. Job files that are named again are registered
+again: a count that was scaled goes back to the file's.
+
+In another terminal: quorate job status";
 
 /// Flags of `up`.
 #[derive(Debug, Args)]
