@@ -99,8 +99,8 @@ pub struct DeploymentGroup {
     pub healthy_max: u32,
     /// Instances wait for room: that is no lack of progress.
     pub waits_for_room: bool,
-    /// Since when all canaries are healthy and wait for their promotion: that is no lack of progress
-    /// either, and the deadline moves by it when one of them is lost.
+    /// Since when nothing is missing: it is complete, or all canaries are healthy and wait for their
+    /// promotion. That is no lack of progress either, and the deadline moves by it when one is lost.
     pub waits_since: Option<TimeMs>,
 }
 
@@ -135,9 +135,14 @@ impl DeploymentGroup {
         self.is_canarying() && self.has_healthy_canaries()
     }
 
-    /// Notes at `at` whether its canaries wait for their promotion from now on, or no more.
+    /// Whether nothing is missing for now.
+    fn lacks_nothing(&self) -> bool {
+        self.waits_for_promotion() || self.is_complete()
+    }
+
+    /// Notes at `at` whether nothing is missing from now on, or something is.
     pub(super) fn note_waiting(&mut self, at: TimeMs) {
-        match (self.waits_since, self.waits_for_promotion()) {
+        match (self.waits_since, self.lacks_nothing()) {
             (None, true) => self.waits_since = Some(at),
             (Some(since), false) => {
                 self.waits_since = None;
@@ -151,8 +156,7 @@ impl DeploymentGroup {
 
     /// When it fails unless it makes progress; none: it waits, or has no deadline.
     fn deadline(&self) -> Option<TimeMs> {
-        let waits = self.waits_for_promotion() || self.waits_for_room;
-        self.require_progress_by.filter(|_| !waits && !self.is_complete())
+        self.require_progress_by.filter(|_| !self.waits_for_room && !self.lacks_nothing())
     }
 
     /// Progress was made, or begins anew, at `at`.

@@ -502,6 +502,31 @@ fn the_deadline_moves_by_the_wait_for_a_promotion() {
     }
 }
 
+/// Nor is the time in which nothing was missing in a group, while another group is rolled out.
+#[test]
+fn the_time_of_a_group_that_is_complete_stands_still() {
+    let mut rollout = Rollout::default();
+    rollout.driver.at_seconds(1_000);
+    let mut spec = version("one", 1, |update| update.progress_deadline_ms = 60_000);
+    let mut other = spec.groups[0].clone();
+    (other.name, other.reschedule) = ("other".into(), Some(policy(true)));
+    spec.groups.push(other);
+    let id = rollout.begin(spec, 0);
+    let one = rollout.place_in("other", 0, false);
+    rollout.driver.at_seconds(1_010);
+    rollout.driver.report_health(one, Running, true);
+    assert_eq!(rollout.deadline(id), None);
+    rollout.driver.at_seconds(5_010);
+    rollout.driver.report(one, Failed);
+    assert_eq!(rollout.deadline(id), Some(5_070_000));
+    let again = rollout.place_in("other", 0, false);
+    rollout.driver.at_seconds(5_040);
+    rollout.driver.report_health(again, Running, true);
+    rollout.driver.at_seconds(6_040);
+    rollout.driver.report(again, Failed);
+    assert_eq!(rollout.deadline(id), Some(6_070_000), "that was no progress");
+}
+
 /// What the failure of one group does, of a job whose first group alone asks for a way back.
 #[test]
 fn only_a_group_that_fails_takes_its_job_back() {

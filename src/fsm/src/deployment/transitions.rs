@@ -269,8 +269,8 @@ impl Turn<'_> {
         for (name, group) in &mut row.groups {
             if group.is_canarying() && is_asked(name) {
                 group.promoted = true;
-                group.waits_since = None;
                 group.extend(self.at);
+                group.note_waiting(self.at);
             }
         }
         row.description = row.running_text().into();
