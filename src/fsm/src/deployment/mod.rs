@@ -10,6 +10,7 @@
 
 mod commands;
 mod counts;
+mod goals;
 mod row;
 mod transitions;
 

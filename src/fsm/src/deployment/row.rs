@@ -99,8 +99,8 @@ pub struct DeploymentGroup {
     pub healthy_max: u32,
     /// Instances wait for room: that is no lack of progress.
     pub waits_for_room: bool,
-    /// Since when nothing is missing: it is complete, or all canaries are healthy and wait for their
-    /// promotion. That is no lack of progress either, and the deadline moves by it when one is lost.
+    /// Since when nothing is missing: it is complete or has no nodes, or all canaries are healthy and
+    /// wait for their promotion. That is no lack of progress either, and the deadline moves by it when one is lost.
     pub waits_since: Option<TimeMs>,
 }
 
@@ -120,6 +120,11 @@ impl DeploymentGroup {
         self.goal.canaries > 0 && !self.promoted
     }
 
+    /// Whether there are canaries to promote. Where there are no nodes for any, nobody waits for them.
+    pub fn is_to_promote(&self) -> bool {
+        self.is_canarying() && self.goal.total > 0
+    }
+
     /// Whether all of its canaries are healthy.
     pub fn has_healthy_canaries(&self) -> bool {
         self.healthy_canaries >= self.goal.canaries || is_planted(Plant::UnhealthyPromoted)
@@ -127,7 +132,7 @@ impl DeploymentGroup {
 
     /// Whether nothing is left to do.
     pub fn is_complete(&self) -> bool {
-        !self.is_canarying() && self.healthy >= self.goal.total
+        !self.is_to_promote() && self.healthy >= self.goal.total
     }
 
     /// Whether its canaries wait for somebody to promote them.
@@ -214,20 +219,21 @@ impl Deployment {
 
     /// Whether a group waits for the promotion of its canaries.
     pub fn needs_promotion(&self) -> bool {
-        self.groups.values().any(DeploymentGroup::is_canarying)
+        self.groups.values().any(DeploymentGroup::is_to_promote)
     }
 
     /// Whether every group with canaries asks for their automatic promotion, and has what it needs
     /// for it.
     pub(super) fn may_promote_itself(&self) -> bool {
-        let mut waiting = self.groups.values().filter(|group| group.is_canarying()).peekable();
+        let mut waiting = self.groups.values().filter(|group| group.is_to_promote()).peekable();
         waiting.peek().is_some()
             && waiting.all(|group| group.auto_promote && group.has_healthy_canaries())
     }
 
-    /// Whether nothing is left to do.
+    /// Whether nothing is left to do. With no node left to do it on, nothing was seen to work.
     pub(super) fn is_complete(&self) -> bool {
-        self.groups.values().all(DeploymentGroup::is_complete)
+        let mut groups = self.groups.values();
+        groups.clone().all(DeploymentGroup::is_complete) && groups.any(|group| group.goal.total > 0)
     }
 
     /// When it fails unless it makes progress. None: it is paused or over, or waits for a person to

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+mod nodes;
+
 use super::{
     Deployment, DeploymentGoal, DeploymentStatus, ExpireDeployments, FailDeployment, NewDeployment,
     PauseDeployment, PromoteDeployment, SetAllocationHealth,
@@ -13,7 +15,7 @@ use crate::{
     evaluation::Trigger,
     gc::{CollectGarbage, Cutoffs},
     id::{AllocationId, DeploymentId, EvaluationId},
-    job::{JobKind, JobSpec, MarkJobVersion, ReschedulePolicy, UpdateStrategy, VersionMark},
+    job::{JobSpec, MarkJobVersion, ReschedulePolicy, UpdateStrategy, VersionMark},
     limits,
     plan::Plan,
     testing::{Driver, GROUP, START_MS, job_key, rolling_job, stop_allocation},
@@ -40,10 +42,12 @@ impl Default for Rollout {
 impl Rollout {
     /// Registers a version and begins its deployment, with `canaries`.
     fn begin(&mut self, spec: JobSpec, canaries: u32) -> DeploymentId {
-        let goals = spec
-            .groups
-            .iter()
-            .map(|group| (group.name.clone(), DeploymentGoal { canaries, total: group.count }));
+        self.begin_for(spec, |total| DeploymentGoal { canaries, total })
+    }
+
+    /// Registers a version and begins its deployment, with the goal of each group by its count.
+    fn begin_for(&mut self, spec: JobSpec, goal: impl Fn(u32) -> DeploymentGoal) -> DeploymentId {
+        let goals = spec.groups.iter().map(|group| (group.name.clone(), goal(group.count)));
         let goals: BTreeMap<_, _> = goals.collect();
         let evaluation = self.driver.register_job(spec);
         self.made += 1;
@@ -52,6 +56,28 @@ impl Rollout {
         plan.deployment = Some(NewDeployment { id, goals });
         assert!(self.driver.commit_plan(plan).outcome_taken);
         id
+    }
+
+    /// A pass finds that so many nodes are left of those of the deployment.
+    fn set_total(&mut self, id: DeploymentId, total: u32) {
+        let canaries = self.row(id).groups[GROUP].goal.canaries;
+        let goals = BTreeMap::from([(GROUP.into(), DeploymentGoal { canaries, total })]);
+        let mut plan = self.plan();
+        plan.deployment = Some(NewDeployment { id, goals });
+        assert!(self.driver.commit_plan(plan).outcome_taken);
+    }
+
+    fn lose(&mut self, id: AllocationId) {
+        let plan = self.plan().stopping(id, Some(ClientStatus::Lost));
+        self.driver.commit_plan(plan);
+    }
+
+    /// A pass finds that so many instances have no room.
+    fn queued(&mut self, count: u32) {
+        let mut plan = self.plan();
+        let outcome = plan.outcome.as_mut().expect("it has one");
+        outcome.queued = BTreeMap::from([(GROUP.into(), count)]);
+        assert!(self.driver.commit_plan(plan).outcome_taken);
     }
 
     fn plan(&mut self) -> Plan {
@@ -468,12 +494,8 @@ fn only_more_healthy_instances_than_ever_are_progress() {
     rollout.driver.report_health(b, Running, true);
     assert_eq!(rollout.deadline(id), Some(1_110_000));
 
-    let plan = rollout.plan().stopping(b, Some(ClientStatus::Lost));
-    rollout.driver.commit_plan(plan);
-    let mut plan = rollout.plan();
-    let goals = BTreeMap::from([(GROUP.into(), DeploymentGoal { canaries: 0, total: 3 })]);
-    plan.deployment = Some(NewDeployment { id, goals });
-    rollout.driver.commit_plan(plan);
+    rollout.lose(b);
+    rollout.set_total(id, 3);
     let c = rollout.place(2, false);
     rollout.driver.at_seconds(1_060);
     rollout.driver.report_health(c, Running, true);
@@ -572,21 +594,6 @@ fn only_a_group_that_fails_takes_its_job_back() {
     check("other", true, by_hand);
 }
 
-/// A canary of a system job is known as one also after its promotion.
-#[test]
-fn canaries_of_a_system_job_stay_marked() {
-    let mut rollout = Rollout::default();
-    let mut spec = version("one", 1, |update| update.canaries = 100);
-    spec.kind = JobKind::System;
-    let id = rollout.begin(spec, 1);
-    let canary = rollout.place(0, true);
-    rollout.driver.report_health(canary, Running, true);
-    let command = promote(id, &mut rollout.driver);
-    rollout.driver.accept(command.into());
-    let row = rollout.driver.allocation(canary);
-    assert_eq!((row.is_canary(), row.canary_of), (false, Some(id)));
-}
-
 /// Healthy canaries that wait for a person are no lack of progress.
 #[test]
 fn nothing_expires_while_canaries_wait_for_their_promotion() {
@@ -613,18 +620,12 @@ fn nothing_expires_while_instances_wait_for_room() {
     rollout.driver.at_seconds(1_000);
     let id = rollout.begin(version("one", 3, |update| update.progress_deadline_ms = 60_000), 0);
     rollout.place(0, false);
-    let queued = |rollout: &mut Rollout, count: u32| {
-        let mut plan = rollout.plan();
-        let outcome = plan.outcome.as_mut().expect("it has one");
-        outcome.queued = BTreeMap::from([(GROUP.into(), count)]);
-        rollout.driver.commit_plan(plan);
-    };
-    queued(&mut rollout, 2);
+    rollout.queued(2);
     assert_eq!(rollout.deadline(id), None);
     rollout.driver.at_seconds(2_000);
-    queued(&mut rollout, 1);
+    rollout.queued(1);
     assert_eq!(rollout.deadline(id), None);
-    queued(&mut rollout, 0);
+    rollout.queued(0);
     assert_eq!(rollout.deadline(id), Some(2_060_000));
 }
 

@@ -6,9 +6,9 @@ use std::{
 };
 
 use super::{
-    AllocationDeployment, AllocationHealth, Deployment, DeploymentGoal, DeploymentGroup,
-    DeploymentStatus, ExpireDeployments, FailDeployment, NewDeployment, PauseDeployment,
-    PromoteDeployment, SetAllocationHealth, Touched, text,
+    AllocationDeployment, AllocationHealth, Deployment, DeploymentGroup, DeploymentStatus,
+    ExpireDeployments, FailDeployment, NewDeployment, PauseDeployment, PromoteDeployment,
+    SetAllocationHealth, Touched, text,
 };
 use crate::{
     allocation::Allocation,
@@ -138,21 +138,6 @@ impl Turn<'_> {
         self.drop_old_deployments(&job.key);
     }
 
-    /// The nodes of a system job have changed while it is rolled out.
-    fn set_totals(&mut self, mut row: Deployment, goals: &BTreeMap<Text, DeploymentGoal>) {
-        for (name, goal) in goals {
-            if let Some(group) = row.groups.get_mut(name) {
-                // What was on nodes that are gone is not to be reached again.
-                if goal.total < group.goal.total {
-                    group.healthy_max = group.healthy;
-                }
-                group.goal.total = goal.total;
-            }
-        }
-        self.deployments.entry(row.id).or_default();
-        self.put_deployment(row);
-    }
-
     /// Keeps the number of a job's deployments within its bound: the oldest ones that are over go.
     fn drop_old_deployments(&mut self, job: &JobKey) {
         let rows = self.state.deployments_of_job(job);
@@ -266,18 +251,20 @@ impl Turn<'_> {
     fn promote(&mut self, mut row: Deployment, groups: Option<&[Text]>) {
         let is_asked =
             |name: &Text| groups.is_none_or(|groups| groups.iter().any(|group| group == name));
+        let mut promoted = BTreeSet::new();
         for (name, group) in &mut row.groups {
-            if group.is_canarying() && is_asked(name) {
+            if group.is_to_promote() && is_asked(name) {
                 group.promoted = true;
                 group.extend(self.at);
                 group.note_waiting(self.at);
+                promoted.insert(name.clone());
             }
         }
         row.description = row.running_text().into();
         let canaries: Vec<_> = self
             .state
             .allocations_of_deployment(&row)
-            .filter(|one| one.deployment.is_some_and(|own| own.canary) && is_asked(&one.group))
+            .filter(|one| one.is_canary() && promoted.contains(&one.group))
             .map(|one| (**one).clone())
             .collect();
         self.put_deployment(row);
@@ -362,7 +349,7 @@ impl Turn<'_> {
         }
         let mut asked = 0u32;
         for (name, group) in &row.groups {
-            if !group.is_canarying() || groups.is_some_and(|groups| !groups.contains(name)) {
+            if !group.is_to_promote() || groups.is_some_and(|groups| !groups.contains(name)) {
                 continue;
             }
             asked = asked.saturating_add(1);
