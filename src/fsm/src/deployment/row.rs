@@ -59,7 +59,8 @@ impl DeploymentStatus {
 /// What a deployment is to reach in one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct DeploymentGoal {
-    /// Canaries before anything of an older version is replaced; 0: none.
+    /// Canaries before anything of an older version is replaced; 0: none. Of a system job no more than
+    /// nodes are there for them.
     pub canaries: u32,
     /// Healthy instances in the end.
     pub total: u32,
@@ -87,6 +88,8 @@ pub struct DeploymentGroup {
     pub require_progress_by: Option<TimeMs>,
     pub promoted: bool,
     pub goal: DeploymentGoal,
+    /// Canaries that it began with: no more are wanted, however many nodes come.
+    pub canaries_max: u32,
     /// Allocations that belong to it, those that ended included.
     pub placed: u32,
     /// Those of them that are healthy and live.
@@ -111,6 +114,7 @@ impl DeploymentGroup {
             auto_promote: update.auto_promote,
             progress_deadline_ms: update.progress_deadline_ms,
             goal,
+            canaries_max: goal.canaries,
             ..Self::default()
         }
     }

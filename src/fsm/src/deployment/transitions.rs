@@ -100,7 +100,7 @@ impl Turn<'_> {
         let known = self.state.current_deployment(job);
         if let Some(row) = known.filter(|row| row.is_active() && row.id == *id) {
             let row = (**row).clone();
-            self.set_totals(row, goals);
+            self.set_totals(row, plan);
             return;
         }
         let is_open =
@@ -134,7 +134,12 @@ impl Turn<'_> {
             modified_at: self.at,
         };
         row.description = row.running_text().into();
-        self.put_deployment(row);
+        if job.kind.is_per_node() {
+            // Some of its nodes may have no room for a canary.
+            self.set_totals(row, plan);
+        } else {
+            self.put_deployment(row);
+        }
         self.drop_old_deployments(&job.key);
     }
 

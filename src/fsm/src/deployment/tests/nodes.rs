@@ -94,3 +94,79 @@ fn a_group_without_nodes_is_not_waited_for() {
         assert_eq!((groups[GROUP].promoted, groups["other"].promoted), (true, false));
     }
 }
+
+/// Canaries on nodes that are gone are not to be healthy for the promotion; they are wanted again with
+/// the nodes.
+#[test]
+fn canaries_follow_the_number_of_nodes() {
+    for auto_promote in [false, true] {
+        let mut rollout = Rollout::default();
+        let spec = system(|update| {
+            (update.canaries, update.auto_promote) = (100, auto_promote);
+            update.progress_deadline_ms = 60_000;
+        });
+        let id = rollout.begin_for(spec, |_| DeploymentGoal { canaries: 3, total: 3 });
+        let canaries = ["b", "c", "d"].map(|name| rollout.place_on(name, true));
+        rollout.driver.report_health(canaries[0], Running, true);
+        rollout.lose(canaries[2]);
+        rollout.set_total(id, 2);
+        let wanted = |rollout: &Rollout| rollout.row(id).groups[GROUP].goal.canaries;
+        assert_eq!(wanted(&rollout), 2);
+        rollout.set_total(id, 0);
+        assert_eq!(wanted(&rollout), 1, "it begins with canaries whenever a node comes");
+        rollout.set_total(id, 4);
+        assert_eq!(wanted(&rollout), 3, "no more than it began with");
+        assert!(rollout.deadline(id).is_some());
+        rollout.driver.report_health(canaries[1], Running, true);
+        rollout.set_total(id, 2);
+        if !auto_promote {
+            assert_eq!(rollout.deadline(id), None, "they wait for a person");
+            let command = promote(id, &mut rollout.driver);
+            rollout.driver.accept(command.into());
+        }
+        assert_eq!(rollout.status(id).0, DeploymentStatus::Successful, "{auto_promote}");
+    }
+}
+
+/// Nodes without room for the version have no canaries from the first pass on, and neither have those
+/// where an instance took the version as it ran.
+#[test]
+fn canaries_are_no_more_than_can_be() {
+    let mut rollout = Rollout::default();
+    let spec = system(|update| update.canaries = 100);
+    let id = rollout.begin_for(spec, |_| DeploymentGoal { canaries: 3, total: 2 });
+    assert_eq!(rollout.row(id).groups[GROUP].goal.canaries, 2);
+    let one = rollout.place_on("b", false);
+    rollout.place_on("c", true);
+    rollout.set_total(id, 3);
+    assert_eq!(rollout.row(id).groups[GROUP].goal.canaries, 2);
+    rollout.lose(one);
+    rollout.set_total(id, 2);
+    assert_eq!(rollout.row(id).groups[GROUP].goal.canaries, 2);
+    // A service has them beside its instances.
+    let mut rollout = Rollout::default();
+    rollout.stable(&version("one", 2, |_| {}));
+    let id = rollout.begin(version("two", 2, |update| update.canaries = 2), 2);
+    let (a, b) = (rollout.place(0, true), rollout.place(1, true));
+    rollout.place(3, false);
+    for canary in [a, b] {
+        rollout.driver.report_health(canary, Running, true);
+    }
+    assert_eq!(rollout.row(id).groups[GROUP].healthy_canaries, 2);
+    assert_eq!(rollout.row(id).groups[GROUP].goal.canaries, 2);
+}
+
+/// More canaries are wanted, and nobody else says so.
+#[test]
+fn the_next_canary_follows_from_a_node_that_comes_back() {
+    let mut rollout = Rollout::default();
+    rollout.begin(system(|_| {}), 0);
+    rollout.place_on("b", false);
+    let mut spec = system(|update| update.canaries = 100);
+    spec.groups[0].tasks[0].user = "two".into();
+    let id = rollout.begin_for(spec, |_| DeploymentGoal { canaries: 2, total: 2 });
+    rollout.set_total(id, 1);
+    assert_eq!(rollout.steps(), 0);
+    rollout.set_total(id, 2);
+    assert_eq!(rollout.steps(), 1);
+}
