@@ -182,7 +182,9 @@ impl Turn<'_> {
         let Some(mut row) = row.map(|row| (**row).clone()) else { return };
         let mut changed = false;
         for (name, group) in &mut row.groups {
-            let waits = job.queued.get(name).is_some_and(|queued| *queued > 0);
+            // Nodes without room for a job that runs once per node are not waited for.
+            let queued = job.queued.get(name).copied().unwrap_or(0);
+            let waits = queued > 0 && !job.kind.is_per_node();
             if group.waits_for_room == waits {
                 continue;
             }

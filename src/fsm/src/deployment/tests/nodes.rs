@@ -42,6 +42,17 @@ fn canaries_of_a_system_job_stay_marked() {
     assert_eq!((row.is_canary(), row.canary_of), (false, Some(id)));
 }
 
+/// A node without room is not waited for, so it is no reason to wait with the deadline either.
+#[test]
+fn full_nodes_of_a_system_job_hold_no_deadline_up() {
+    let mut rollout = Rollout::default();
+    rollout.driver.at_seconds(1_000);
+    let id = rollout.begin(system(|update| update.progress_deadline_ms = 60_000), 0);
+    rollout.place_on("b", false);
+    rollout.queued(1);
+    assert_eq!(rollout.deadline(id), Some(1_060_000));
+}
+
 /// Nothing was seen to work. When a node comes the deployment goes on, with its time from then.
 #[test]
 fn a_rollout_whose_nodes_have_gone_is_not_successful() {
