@@ -629,6 +629,25 @@ fn nothing_expires_while_instances_wait_for_room() {
     assert_eq!(rollout.deadline(id), Some(2_060_000));
 }
 
+/// Room that is lacking before and after a version is lacking for its deployment too.
+#[test]
+fn a_version_waits_for_room_as_the_one_before_did() {
+    let mut rollout = Rollout::default();
+    for (number, user) in [(0u8, "one"), (1, "two")] {
+        let spec = version(user, 4, |update| update.progress_deadline_ms = 60_000);
+        let goals = BTreeMap::from([(GROUP.into(), DeploymentGoal { canaries: 0, total: 4 })]);
+        let id = DeploymentId([number + 1; 16]);
+        let evaluation = rollout.driver.register_job(spec);
+        let placement = rollout.driver.placement(GROUP, number.into(), rollout.node);
+        let mut plan = rollout.driver.plan(evaluation).with(placement);
+        plan.deployment = Some(NewDeployment { id, goals });
+        let outcome = plan.outcome.as_mut().expect("it has one");
+        outcome.queued = BTreeMap::from([(GROUP.into(), 2)]);
+        assert!(rollout.driver.commit_plan(plan).outcome_taken);
+        assert_eq!(rollout.deadline(id), None, "{user}");
+    }
+}
+
 /// A job that is changed, stopped or purged ends its deployment, and says why.
 #[test]
 fn a_deployment_ends_with_the_version_that_it_rolls_out() {

@@ -404,14 +404,17 @@ impl Turn<'_> {
             );
         }
         if let Some(job) = self.state.jobs.get(&plan.job)
-            && job.queued != outcome.queued
             && job.create_index == plan.job_create_index
         {
             let mut job = (**job).clone();
+            let changed = job.queued != outcome.queued;
             job.queued = outcome.queued.clone();
-            job.modify_index = self.index;
+            // A deployment that has begun since the last outcome knows nothing of what that said.
             self.note_queued(&job);
-            self.put_job(job);
+            if changed {
+                job.modify_index = self.index;
+                self.put_job(job);
+            }
         }
     }
 }
