@@ -159,6 +159,8 @@ pub(crate) fn not_running(
         ..Default::default()
     };
     let tasks = message.tasks.iter().map(|task| (task.name.clone(), dead.clone())).collect();
+    // One that was to end says nothing of its version.
+    let is_unhealthy = message.run || status == v1::ClientStatus::Failed;
     v1::AllocationStatus {
         id: message.id.clone(),
         sequence: message.client_sequence.saturating_add(1),
@@ -166,7 +168,7 @@ pub(crate) fn not_running(
         description: description.to_owned(),
         node_failure: String::new(),
         deployment_id: message.deployment_id.clone(),
-        healthy: (!message.deployment_id.is_empty()).then_some(false),
+        healthy: (is_unhealthy && !message.deployment_id.is_empty()).then_some(false),
         tasks,
     }
 }
@@ -252,6 +254,19 @@ mod tests {
         assert_eq!(sent[0].sequence, 2);
         outbox.acknowledge(&sent);
         assert!(!outbox.is_pending(id));
+    }
+
+    #[test]
+    fn what_was_stopped_before_it_was_started_is_not_unhealthy() {
+        let mut message =
+            v1::Allocation { deployment_id: vec![7; 16].into(), ..Default::default() };
+        let mut says = |run, status| {
+            message.run = run;
+            not_running(&message, status, "").healthy
+        };
+        assert_eq!(says(false, v1::ClientStatus::Complete), None);
+        assert_eq!(says(true, v1::ClientStatus::Complete), Some(false));
+        assert_eq!(says(false, v1::ClientStatus::Failed), Some(false));
     }
 
     #[tokio::test]

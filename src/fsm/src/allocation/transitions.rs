@@ -117,9 +117,13 @@ impl Turn<'_> {
     }
 
     /// Takes what an agent says of an allocation's health: once, and of the deployment that it
-    /// belongs to now. What fails while that goes on is unhealthy, whatever was said before.
+    /// belongs to now. What fails while that goes on is unhealthy, whatever was said before. Of one
+    /// that is to end nothing counts: what is stopped before it was healthy is not bad for that.
     fn take_health(&self, old: &Allocation, row: &mut Allocation, update: &ClientUpdate) {
-        let fails = old.is_live() && row.client == ClientStatus::Failed && !row.transition.migrate;
+        if !old.is_live() || row.transition.migrate {
+            return;
+        }
+        let fails = row.client == ClientStatus::Failed;
         let Some(own) = &mut row.deployment else { return };
         let said = update.health.filter(|(id, _)| *id == own.id && own.health.is_none());
         let said = said.map(|(_, healthy)| healthy);

@@ -269,6 +269,41 @@ fn an_instance_that_is_to_end_is_not_unhealthy() {
     assert_eq!(own.is_healthy(), Some(true));
 }
 
+/// An agent that is told to stop what it has not started, or what is not healthy yet, says that it is
+/// not healthy. What was unhealthy before it was stopped stays so.
+#[test]
+fn what_is_said_of_one_that_is_to_end_counts_for_nothing() {
+    type End = fn(&mut Rollout, AllocationId);
+    let stops: End = |rollout, id| {
+        let plan = rollout.plan().stopping(id, None);
+        rollout.driver.commit_plan(plan);
+    };
+    let migrates: End = |rollout, id| {
+        let evaluation = rollout.driver.evaluation_id();
+        rollout.driver.accept(stop_allocation(id, Replacement::ByKind, evaluation));
+    };
+    for end in [stops, migrates] {
+        for healthy in [false, true] {
+            let mut rollout = Rollout::default();
+            let id = rollout.begin(version("one", 2, |_| {}), 0);
+            let one = rollout.place(0, false);
+            end(&mut rollout, one);
+            rollout.driver.report_health(one, ClientStatus::Complete, healthy);
+            assert_eq!(rollout.status(id).0, DeploymentStatus::Running);
+            assert_eq!(rollout.counts(id), (1, 0, 0));
+        }
+        let mut rollout = Rollout::default();
+        let mut spec = version("one", 2, |update| update.progress_deadline_ms = 60_000);
+        spec.groups[0].reschedule = Some(policy(true));
+        let id = rollout.begin(spec, 0);
+        let one = rollout.place(0, false);
+        rollout.driver.report_health(one, Running, false);
+        end(&mut rollout, one);
+        rollout.driver.report_health(one, ClientStatus::Complete, true);
+        assert_eq!(rollout.counts(id), (1, 0, 1));
+    }
+}
+
 /// Each instance that has become healthy lets the next step be looked at, in the entry of the
 /// report.
 #[test]
