@@ -1,6 +1,7 @@
 //! Bounds of the state machine: every list in a row and every table that grows by requests has one.
 
-/// Versions of a job that are kept without being referenced (Nomad's `job_tracked_versions`).
+/// Versions of a job that are kept without being referenced (Nomad's `job_tracked_versions`), beside
+/// the newest stable one.
 pub const JOB_VERSIONS_MAX: usize = 6;
 /// Tagged versions of a job, which are kept beyond [`JOB_VERSIONS_MAX`].
 pub const JOB_TAGS_MAX: usize = 64;

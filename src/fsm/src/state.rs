@@ -318,19 +318,22 @@ impl State {
         Some((spec.kind, spec.priority, 0))
     }
 
-    /// The history of a job's incarnation, newest first: its newest versions, those with a tag, and
-    /// those of which an allocation holds its place. Other stored versions are kept for allocations
-    /// that have ended, and are no part of it.
+    /// The history of a job's incarnation, newest first: its newest versions, those with a tag, those
+    /// of which an allocation holds its place, and the newest stable one, to which the job goes back.
+    /// Other stored versions are kept for allocations that have ended, and are no part of it; none of
+    /// them is stable (`drop_old_versions`).
     pub fn versions_of(&self, job: &JobKey, create_index: Index) -> Vec<Arc<JobVersion>> {
         let index = self.job_index(job);
         let mut versions: Vec<_> = self.stored_versions(job, create_index).cloned().collect();
         versions.reverse();
+        let stable = versions.iter().find(|version| version.stable).map(|version| version.version);
         let mut untagged = 0usize;
         versions.retain(|version| {
             untagged = untagged.saturating_add(usize::from(version.tag.is_none()));
             let is_new = untagged <= limits::JOB_VERSIONS_MAX;
+            let is_named = version.tag.is_some() || stable == Some(version.version);
             let id = (create_index, version.version);
-            is_new || version.tag.is_some() || index.is_some_and(|index| index.holds_place(id))
+            is_new || is_named || index.is_some_and(|index| index.holds_place(id))
         });
         versions
     }

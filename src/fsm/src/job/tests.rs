@@ -683,6 +683,60 @@ fn the_last_stable_version_is_the_newest_one_that_is_marked() {
     assert_eq!(driver.state.last_stable_version(&job_key("t"), created + 1), None);
 }
 
+/// Whatever number of versions fails after it, there is one to go back to, and no more than one is kept
+/// for that.
+#[test]
+fn the_newest_stable_version_stays_in_the_history() {
+    with_leader_changes(|driver| {
+        let node = driver.node("a");
+        let submission = Submission { source: "text".into(), ..Submission::default() };
+        let evaluation = driver.evaluation_id();
+        driver.accept(Command::RegisterJob(RegisterJob {
+            submission: Some(Arc::new(submission)),
+            ..RegisterJob::new(Arc::new(job("t", JobKind::Service, 1)), evaluation)
+        }));
+        let created = driver.job_row("t").create_index;
+        let versions = |driver: &Driver| -> Vec<u64> {
+            history(driver, "t").into_iter().map(|(version, _)| version).collect()
+        };
+        let stable = |driver: &Driver| {
+            let found = driver.state.last_stable_version(&job_key("t"), created);
+            found.map(|row| (row.version, row.submission.is_some()))
+        };
+        let set = |driver: &mut Driver, version, stable| {
+            driver.accept(mark(VersionMark::Stable { version, stable }));
+        };
+        let ended = driver.run("t", 0, node);
+        set(driver, 0, true);
+        for count in 2..=9 {
+            driver.register_job(job("t", JobKind::Service, count));
+        }
+        driver.report(ended, ClientStatus::Complete);
+        assert_eq!(versions(driver), [8, 7, 6, 5, 4, 3, 0]);
+        assert_eq!(stable(driver), Some((0, true)));
+        // It is kept by its mark alone. What has ended of it keeps its spec, not its place in the history.
+        set(driver, 4, true);
+        assert_eq!(versions(driver), [8, 7, 6, 5, 4, 3]);
+        assert!(driver.state.allocation_spec(driver.allocation(ended)).is_some());
+        set(driver, 4, false);
+        assert_eq!(stable(driver), None, "it has left for good");
+        set(driver, 3, true);
+        driver.register_job(job("t", JobKind::Service, 10));
+        assert_eq!(versions(driver), [9, 8, 7, 6, 5, 4, 3]);
+        driver.accept(tag(Some(3), "works"));
+        assert_eq!(versions(driver), [9, 8, 7, 6, 5, 4, 3], "once, for two reasons");
+        driver.accept(mark(VersionMark::Untag { name: "works".into() }));
+        assert_eq!(stable(driver), Some((3, false)));
+        set(driver, 3, false);
+        assert_eq!(versions(driver), [9, 8, 7, 6, 5, 4]);
+        set(driver, 4, true);
+        driver.register_job(job("t", JobKind::Service, 11));
+        driver.deregister_job("t", true);
+        let left = driver.state.job_versions().iter().map(|row| row.version);
+        assert_eq!(left.collect::<Vec<_>>(), [0], "what has ended still finds its spec");
+    });
+}
+
 /// The versions kept, newest first, with whether each is a stop.
 fn history(driver: &Driver, name: &str) -> Vec<(u64, bool)> {
     let created = driver.job_row(name).create_index;

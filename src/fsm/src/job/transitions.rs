@@ -321,6 +321,7 @@ impl Turn<'_> {
     }
 
     /// Marks a stored version as stable, or takes the mark back. Returns whether the version exists.
+    /// The one that was kept for being the newest stable one may leave the history.
     pub(crate) fn set_version_stable(
         &mut self,
         job: &JobKey,
@@ -333,6 +334,10 @@ impl Turn<'_> {
         if row.stable != stable {
             self.state.job_versions.put(JobVersion { stable, ..(*row).clone() }, self.changes);
             self.effects.insert(Effect::Job(job.clone()));
+            let row = self.state.jobs.get(job).cloned();
+            if let Some(row) = row.filter(|row| row.create_index == create_index) {
+                self.drop_old_versions(&row);
+            }
         }
         true
     }
@@ -349,7 +354,7 @@ impl Turn<'_> {
     }
 
     /// Drops the versions that are no part of the job's history. Of one that allocations ran which
-    /// have ended, the spec stays until they are collected.
+    /// have ended, the spec stays until they are collected, and nothing that would bring it back.
     pub(crate) fn drop_old_versions(&mut self, job: &Job) {
         let history = self.state.versions_of(&job.key, job.create_index);
         let history: BTreeSet<u64> = history.iter().map(|version| version.version).collect();
@@ -362,8 +367,8 @@ impl Turn<'_> {
             if index.as_ref().is_none_or(|index| !index.versions.contains_key(&id)) {
                 let key = (job.key.clone(), job.create_index, version.version);
                 self.state.job_versions.remove(&key, self.changes);
-            } else if version.submission.is_some() {
-                let bare = JobVersion { submission: None, ..(*version).clone() };
+            } else if version.submission.is_some() || version.stable {
+                let bare = JobVersion { submission: None, stable: false, ..(*version).clone() };
                 self.state.job_versions.put(bare, self.changes);
             }
         }
