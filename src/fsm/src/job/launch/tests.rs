@@ -312,7 +312,7 @@ fn the_largest_periodic_job_is_launched() {
     let largest = with_meta(limits::JOB_BYTES_MAX / 2 + rest);
     assert_eq!(largest.bytes(), limits::JOB_BYTES_MAX);
     let one_more = with_meta(limits::JOB_BYTES_MAX / 2 + rest + 1);
-    assert!(one_more.check().unwrap_err().contains("the job"));
+    assert!(one_more.check().is_err_and(|why| why.contains("the job")));
     let mut driver = Driver::default();
     put(&mut driver, largest);
     let launch = Launch {
