@@ -1,5 +1,6 @@
 //! I46: what may happen to deployments from one state to a later one: what is over stays over, a promotion happens once and with healthy canaries, canaries are
-//! as many as asked for, and a job goes back by itself only to a stable version that does something else.
+//! as many as asked for, and a job goes back by itself only to a stable version that does something else. What was successful is healthy somewhere, and the version
+//! to go back to is kept.
 
 use fsm::{Allocation, ClientStatus, Deployment, DeploymentStatus, State};
 
@@ -7,6 +8,7 @@ use super::{Broken, needs::is_live};
 
 /// What is wrong with deployments after a step; `one_entry`: of one entry.
 pub(super) fn judge(old: &State, new: &State, one_entry: bool, out: &mut Vec<Broken>) {
+    stable_versions(old, new, out);
     for after in new.deployments().iter() {
         canaries(new, after, out);
         let Some(before) = old.deployments().get(&after.id) else { continue };
@@ -23,12 +25,42 @@ pub(super) fn judge(old: &State, new: &State, one_entry: bool, out: &mut Vec<Bro
                 promoted(new, after, name, out);
             }
         }
+        if one_entry && after.status == DeploymentStatus::Successful && before.is_active() {
+            successful(new, after, out);
+        }
         if one_entry && after.is_active() {
             fallen(old, new, after, out);
         }
         let fails = after.status == DeploymentStatus::Failed && before.is_active();
         if one_entry && fails {
             reverted(old, new, after, out);
+        }
+    }
+}
+
+/// What was successful was seen to work.
+fn successful(state: &State, row: &Deployment, out: &mut Vec<Broken>) {
+    let mut rows = state.allocations_of_deployment(row);
+    let healthy = |one: &Allocation| one.deployment.and_then(|own| own.is_healthy()) == Some(true);
+    if !rows.any(|one| is_live(one) && healthy(one)) {
+        let detail = format!("{} of {} is successful, and nothing is healthy", row.id, row.job);
+        out.push(Broken("I46", detail));
+    }
+}
+
+/// A job that had a stable version has that one, or a newer one. Nobody takes a mark away here.
+fn stable_versions(old: &State, new: &State, out: &mut Vec<Broken>) {
+    for before in old.job_versions().iter().filter(|row| row.stable) {
+        let (key, created) = (&before.spec.key, before.create_index);
+        let known = new.job_versions().get(&(key.clone(), created, before.version));
+        let goes_on = new.jobs().get(key).is_some_and(|job| job.create_index == created);
+        if !goes_on || known.is_some_and(|row| row.stable) {
+            continue;
+        }
+        let newest = new.last_stable_version(key, created).map(|row| row.version);
+        if newest.is_none_or(|newest| newest < before.version) {
+            let version = before.version;
+            out.push(Broken("I46", format!("{key} lost {version}, its last stable version")));
         }
     }
 }

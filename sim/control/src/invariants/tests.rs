@@ -559,6 +559,31 @@ fn i46_a_deployment_that_goes_on_over_what_has_failed_is_found() {
     assert!(!numbers_of_step(&before, &driver.state).contains("I46"), "it has failed");
 }
 
+/// A version that is stable without a healthy instance, and one that nobody can go back to any more.
+#[test]
+fn i46_success_without_health_and_a_lost_way_back_are_found() {
+    let mut driver = Driver::default();
+    let evaluation = driver.register_job(testing::rolling_job("web", 1, |_| ()));
+    let id = fsm::DeploymentId([1; 16]);
+    let goal = fsm::deployment::DeploymentGoal { canaries: 0, total: 1 };
+    let mut plan = driver.plan(evaluation);
+    let goals = [(testing::GROUP.into(), goal)].into();
+    plan.deployment = Some(fsm::deployment::NewDeployment { id, goals });
+    assert!(driver.commit_plan(plan).outcome_taken);
+    let mut row = (**driver.state.deployments().get(&id).unwrap()).clone();
+    row.status = fsm::DeploymentStatus::Successful;
+    let mut successful = later(driver.state.clone());
+    testing::put(&mut successful, &row);
+    assert!(numbers_of_step(&driver.state, &successful).contains("I46"));
+
+    let version = (**driver.state.job_versions().iter().next().unwrap()).clone();
+    let mut stable = driver.state.clone();
+    testing::put(&mut stable, &fsm::job::JobVersion { stable: true, ..version.clone() });
+    let mut lost = later(stable.clone());
+    testing::put(&mut lost, &version);
+    assert!(numbers_of_step(&stable, &lost).contains("I46"));
+}
+
 #[test]
 fn i43_a_version_that_moves_without_another_spec_is_found() {
     let (driver, _) = running();
