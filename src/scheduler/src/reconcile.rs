@@ -95,11 +95,11 @@ impl PlaceWish<'_> {
 pub(crate) struct Changes<'a> {
     pub(crate) stops: Vec<StopWish<'a>>,
     pub(crate) placements: Vec<PlaceWish<'a>>,
-    /// Kept allocations of older versions, by name.
+    /// Kept allocations of older versions: those that are not well, then the others, by name.
     pub(crate) outdated: Vec<&'a Allocation>,
     /// Failed allocations to be replaced later.
     pub(crate) later: Vec<(TimeMs, AllocationId)>,
-    /// Kept allocations of the deployment that are not healthy yet, or not any more.
+    /// Kept allocations of the deployment, or that this pass moves to it, that are not healthy yet, or not any more.
     pub(crate) unhealthy: u32,
     /// One of them was said to be unhealthy: nothing else is replaced.
     pub(crate) is_stuck: bool,
@@ -197,13 +197,13 @@ pub(crate) fn group<'a>(
         if rollout.owns(allocation) {
             let healthy = allocation.deployment.and_then(|own| own.is_healthy());
             changes.is_stuck |= healthy == Some(false);
-            let is_well = healthy == Some(true) && allocation.client == ClientStatus::Running;
-            changes.unhealthy += u32::from(!is_well);
+            changes.unhealthy += u32::from(!rollout.is_well(pass, group, allocation));
         }
     }
-    // Those that serve nobody are replaced first.
-    changes.outdated.sort_by_key(|allocation| {
-        (allocation.client == ClientStatus::Running, allocation.name_index, allocation.id)
+    // Those that are not well are replaced first, so that those that are go on for as long as they may.
+    changes.outdated.sort_by_cached_key(|allocation| {
+        let is_well = rollout.is_well(pass, group, allocation);
+        (is_well, allocation.name_index, allocation.id)
     });
     changes
 }

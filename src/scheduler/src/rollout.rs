@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use fsm::{
-    Allocation, Deployment, DeploymentStatus, JobKind, JobSpec, TaskGroup, Text,
+    Allocation, ClientStatus, Deployment, DeploymentStatus, JobKind, JobSpec, TaskGroup, Text,
     deployment::{DeploymentGoal, DeploymentGroup},
     job::UpdateStrategy,
 };
@@ -68,6 +68,24 @@ impl<'a> Rollout<'a> {
 
     fn is_paused(&self) -> bool {
         self.deployment.is_some_and(|row| row.status == DeploymentStatus::Paused)
+    }
+
+    /// Whether an instance does its work: it runs, and is healthy in its deployment, which agents say also when that is over. One that belongs to none has
+    /// been running, with all of its tasks, for as long as a healthy one of the group has to, by the pass's log time.
+    pub(crate) fn is_well(
+        &self,
+        pass: &Pass<'_>,
+        group: &TaskGroup,
+        allocation: &Allocation,
+    ) -> bool {
+        if allocation.client != ClientStatus::Running {
+            return false;
+        }
+        if let Some(own) = allocation.deployment {
+            return own.is_healthy() == Some(true);
+        }
+        let least = self.strategy(group).map_or(0, |update| update.healthy_ms_min);
+        allocation.all_running_since().is_some_and(|since| since.saturating_add(least) <= pass.now)
     }
 
     /// Whether the allocation belongs to this deployment.

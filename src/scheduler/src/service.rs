@@ -183,7 +183,11 @@ impl<'a> Work<'a> {
             let replaced = self.update_in_place(number, group, &own.outdated, &mut released);
             let stay =
                 own.outdated.iter().filter(|row| replaced.iter().all(|one| one.id != row.id));
-            own.current_names.extend(stay.map(|row| row.name_index));
+            for row in stay {
+                own.current_names.insert(row.name_index);
+                let is_well = self.rollout.is_well(&self.draft.pass, group, row);
+                own.unhealthy += u32::from(!is_well);
+            }
             destructive.push(replaced);
         }
         if let Some(stack) = &mut self.stack {
@@ -304,8 +308,9 @@ impl<'a> Work<'a> {
         may
     }
 
-    /// Replaces up to `limit` of the instances of older versions; false when the plan is full. One that runs and finds no room does not hold up the
-    /// others: it goes on, and each makes room on its own node. One that does not run is down already, and counts.
+    /// Replaces up to `limit` of the instances of older versions, those that are not well first; false when the plan is full. One that is well and finds no
+    /// room does not hold up the others: it goes on, and each makes room on its own node. One that is not is down already: it uses up the step for those
+    /// that are.
     fn replace(
         &mut self,
         number: usize,
@@ -317,7 +322,9 @@ impl<'a> Work<'a> {
         let (mut done, mut down) = (0, 0);
         let mut failures = Vec::new();
         for allocation in outdated {
-            if done + down == limit || failures.len() == REPLACEMENT_FAILURES_MAX {
+            let is_well = self.rollout.is_well(&self.draft.pass, group, allocation);
+            let used = if is_well { done + down } else { done };
+            if used >= limit || failures.len() == REPLACEMENT_FAILURES_MAX {
                 break;
             }
             // A promoted canary may have its name already.
@@ -330,7 +337,7 @@ impl<'a> Work<'a> {
                 Tried::PlanFull => return false,
                 Tried::NoRoom(metrics) => {
                     failures.push(metrics);
-                    down += usize::from(!allocation.is_live());
+                    down += usize::from(!is_well);
                 }
             }
         }

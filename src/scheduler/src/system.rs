@@ -81,7 +81,7 @@ struct Standing<'a> {
     members: u32,
     /// Canaries among them.
     canaries: u32,
-    /// Those of them that are not healthy yet, or not any more.
+    /// Live instances of the deployment, or that this pass moves to it, that are not healthy yet, or not any more.
     unhealthy: u32,
     /// One of them was said to be unhealthy: nothing else is replaced.
     is_stuck: bool,
@@ -176,7 +176,7 @@ impl<'a> Work<'a> {
             }
             match self.fate(number, group, allocation, &mut differences) {
                 Fate::Keep => {
-                    standing.count_member(&self.rollout, allocation);
+                    self.count_member(group, allocation, &mut standing);
                     standing.settled.insert(node);
                 }
                 Fate::Stop(reason) => {
@@ -195,6 +195,8 @@ impl<'a> Work<'a> {
                         return None;
                     }
                     standing.in_place += 1;
+                    let is_well = self.rollout.is_well(&self.draft.pass, group, allocation);
+                    standing.unhealthy += u32::from(!is_well);
                     standing.settled.insert(node);
                 }
                 Fate::Replace => {
@@ -208,9 +210,10 @@ impl<'a> Work<'a> {
                 }
             }
         }
-        // First what is left of the canaries of another deployment, and what serves nobody.
-        standing.updates.sort_by_key(|allocation| {
-            (!allocation.is_canary(), allocation.client == ClientStatus::Running, allocation.id)
+        // First what is not well, so that what is goes on for as long as it may; and what is left of the canaries of another deployment before the others.
+        standing.updates.sort_by_cached_key(|allocation| {
+            let is_well = self.rollout.is_well(&self.draft.pass, group, allocation);
+            (is_well, !allocation.is_canary(), allocation.id)
         });
         Some(standing)
     }

@@ -106,8 +106,10 @@ impl Work<'_> {
     ) -> bool {
         let Some(strategy) = self.rollout.strategy(group) else { return true };
         let version = self.proven(group);
-        let (well, others): (Vec<&Allocation>, Vec<&Allocation>) =
-            standing.given_up.iter().partition(|allocation| is_well(allocation));
+        let (well, others): (Vec<&Allocation>, Vec<&Allocation>) = standing
+            .given_up
+            .iter()
+            .partition(|row| self.rollout.is_well(&self.draft.pass, group, row));
         let down = u32::try_from(others.len()).unwrap_or(u32::MAX);
         let down = down.saturating_add(standing.starting).saturating_add(step.filled);
         let free = strategy.max_parallel.saturating_sub(down) as usize;
@@ -253,24 +255,21 @@ impl Work<'_> {
             && self.rollout.has_failed()
             && self.rollout.owns(allocation)
     }
-}
 
-impl Standing<'_> {
-    /// Counts an instance that stays as it is.
-    pub(super) fn count_member(&mut self, rollout: &Rollout<'_>, allocation: &Allocation) {
-        if !rollout.owns(allocation) {
+    /// Counts an instance that stays as it is, if it belongs to the deployment.
+    pub(super) fn count_member(
+        &self,
+        group: &TaskGroup,
+        allocation: &Allocation,
+        standing: &mut Standing<'_>,
+    ) {
+        if !self.rollout.owns(allocation) {
             return;
         }
         let healthy = allocation.deployment.and_then(|own| own.is_healthy());
-        self.members += 1;
-        self.canaries += u32::from(allocation.is_canary());
-        self.unhealthy += u32::from(!is_well(allocation));
-        self.is_stuck |= healthy == Some(false);
+        standing.members += 1;
+        standing.canaries += u32::from(allocation.is_canary());
+        standing.unhealthy += u32::from(!self.rollout.is_well(&self.draft.pass, group, allocation));
+        standing.is_stuck |= healthy == Some(false);
     }
-}
-
-/// Whether an instance of the deployment is healthy, and still runs.
-fn is_well(allocation: &Allocation) -> bool {
-    let healthy = allocation.deployment.and_then(|own| own.is_healthy());
-    healthy == Some(true) && allocation.client == ClientStatus::Running
 }

@@ -268,3 +268,38 @@ fn r21_a_complete_deployment() {
     let (mut cluster, spec, _) = rolling();
     assert!(cluster.plan(&spec, Trigger::JobRegister).is_no_op(), "a second evaluation");
 }
+
+/// A version that comes in the middle of a step of another replaces what that one has just begun, and leaves what is healthy alone.
+#[test]
+fn a_version_in_the_middle_of_a_step_replaces_what_is_not_healthy_yet() {
+    let (mut cluster, spec, plan) = rolling();
+    healthy(&mut cluster, &plan);
+    let second = cluster.plan(&spec, Trigger::DeploymentWatcher);
+    cluster.begin(&second);
+    let spec = next(&spec, "three");
+    let third = goes_on(&mut cluster, &spec);
+    let starting: Vec<_> = second.placements.iter().map(|one| one.id).collect();
+    assert_eq!(third.counts(), (4, 4, 0));
+    assert!(third.stops.iter().all(|stop| starting.contains(&stop.id)), "{third:?}");
+}
+
+/// What takes the version as it runs, and is not well, uses up the step of what is replaced.
+#[test]
+fn what_is_not_well_and_stays_uses_up_the_step() {
+    for is_well in [true, false] {
+        let mut cluster = Cluster::with_nodes(20);
+        let first = service(4, 2, 0);
+        cluster.run(&first);
+        let second = next(&first, "two");
+        let plan = goes_on(&mut cluster, &second);
+        healthy(&mut cluster, &plan);
+        if !is_well {
+            let old = cluster.live(&second).into_iter().find(|row| row.job_version == 0);
+            let old = old.unwrap().id;
+            cluster.change(old, |row| row.client = ClientStatus::Pending);
+        }
+        let plan = goes_on(&mut cluster, &first);
+        let replaced = if is_well { 2 } else { 1 };
+        assert_eq!(plan.counts(), (replaced, replaced, 2));
+    }
+}

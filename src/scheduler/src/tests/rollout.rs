@@ -347,26 +347,28 @@ fn a_failed_instance_is_tried_again_by_a_new_version() {
     assert!(cluster.state.active_deployment(&spec.key).is_none(), "it was successful");
 }
 
-/// One that has failed and finds no room is down, and counts: nothing else is taken down for it.
+/// An instance that has failed, or has not started yet, and finds no room is down, and counts: nothing else is taken down for it.
 #[test]
-fn a_failed_instance_without_room_uses_up_the_step() {
-    let mut cluster = Cluster::with_nodes(2);
-    let mut spec = service(2, 1, 0);
-    spec.groups[0].reschedule = None;
-    spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
-    cluster.run(&spec);
-    let failed = cluster.live(&spec)[0].clone();
-    cluster.end(failed.id, ClientStatus::Failed);
-    let number = u64::from(failed.node.0[15]);
-    cluster.change_node(number, |node| node.eligibility.ineligible = true);
-    let spec = next(&spec, "two");
-    cluster.register(&spec);
-    let plan = cluster.plan(&spec, Trigger::JobRegister);
-    assert_eq!((plan.counts(), plan.queued(), plan.blocked().len()), ((0, 0, 0), 1, 1));
-    cluster.apply(&plan);
-    cluster.change_node(number, |node| node.eligibility.ineligible = false);
-    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
-    assert_eq!((plan.counts(), plan.placements[0].previous), ((1, 1, 0), Some(failed.id)));
+fn an_instance_that_is_not_well_and_has_no_room_uses_up_the_step() {
+    for how in [ClientStatus::Failed, ClientStatus::Pending] {
+        let mut cluster = Cluster::with_nodes(2);
+        let mut spec = service(2, 1, 0);
+        spec.groups[0].reschedule = None;
+        spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
+        cluster.run(&spec);
+        let down = cluster.live(&spec)[0].clone();
+        cluster.end(down.id, how);
+        let number = u64::from(down.node.0[15]);
+        cluster.change_node(number, |node| node.eligibility.ineligible = true);
+        let spec = next(&spec, "two");
+        cluster.register(&spec);
+        let plan = cluster.plan(&spec, Trigger::JobRegister);
+        assert_eq!((plan.counts(), plan.queued(), plan.blocked().len()), ((0, 0, 0), 1, 1));
+        cluster.apply(&plan);
+        cluster.change_node(number, |node| node.eligibility.ineligible = false);
+        let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+        assert_eq!((plan.counts(), plan.placements[0].previous), ((1, 1, 0), Some(down.id)));
+    }
 }
 
 /// What only has to be tried again asks for no canaries: the version is that of those that run.

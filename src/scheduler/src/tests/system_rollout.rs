@@ -352,3 +352,18 @@ fn a_canary_ends_where_the_stable_version_may_not_run() {
     assert_eq!((left.len(), left[0].node), (1, NodeId(id(2))));
     assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
 }
+
+/// A version that comes in the middle of a step of another goes first where that one has just begun.
+#[test]
+fn a_version_in_the_middle_of_a_step_goes_where_nothing_is_healthy_yet() {
+    let (mut cluster, mut spec) = changed(8, 2, 0, false);
+    let plan = step(&mut cluster, &spec);
+    healthy(&mut cluster, &plan);
+    let second = step(&mut cluster, &spec);
+    spec.groups[0].tasks[0].user = "three".into();
+    cluster.register(&spec);
+    let third = cluster.plan(&spec, Trigger::JobRegister);
+    let starting: Vec<_> = second.placements.iter().map(|one| one.id).collect();
+    assert_eq!(third.counts(), (2, 2, 0));
+    assert!(third.stops.iter().all(|stop| starting.contains(&stop.id)), "{third:?}");
+}
