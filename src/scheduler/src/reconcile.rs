@@ -152,11 +152,6 @@ pub(crate) fn group<'a>(
         allocations.iter().partition(|allocation| allocation.is_canary());
     let of = Of { pass, rollout, kind, version, group };
     let mut sorted = of.sort(&allocations);
-    let names: BTreeSet<u32> = [&sorted.kept, &sorted.migrating, &sorted.lost, &sorted.failed_now]
-        .into_iter()
-        .flatten()
-        .map(|allocation| allocation.name_index)
-        .collect();
     let mut changes = Changes { later: std::mem::take(&mut sorted.later), ..Changes::default() };
     for (list, reason) in [
         (&sorted.superseded, Reason::Superseded),
@@ -172,12 +167,13 @@ pub(crate) fn group<'a>(
         changes.stops.push(StopWish { allocation, reason });
     }
     let wanted = group.count as usize;
-    drop_excess(&mut sorted, wanted, version, &mut changes);
-    changes.names = Names {
-        taken: sorted.kept.iter().map(|allocation| allocation.name_index).collect(),
-        reserved: names,
-        free_from: 0,
+    of.drop_excess(&mut sorted, wanted, &mut changes);
+    let names = |list: &[&Allocation]| -> BTreeSet<u32> {
+        list.iter().map(|allocation| allocation.name_index).collect()
     };
+    let predecessors = [&sorted.migrating[..], &sorted.lost[..], &sorted.failed_now[..]].concat();
+    changes.names =
+        Names { taken: names(&sorted.kept), reserved: names(&predecessors), free_from: 0 };
     of.place(&sorted, wanted, false, &mut changes);
     of.keep_canaries(&canaries, &mut changes);
     changes.has_run = allocations
@@ -323,6 +319,48 @@ impl<'a> Of<'a, '_> {
         sorted
     }
 
+    /// Stops what is more than `wanted`: migrating ones first, then those of older versions; of these first what does not do its work, then those whose
+    /// names others have that stay (promoted canaries of the version, or else the older one), then the highest names.
+    fn drop_excess(&self, sorted: &mut Sorted<'a>, wanted: usize, changes: &mut Changes<'a>) {
+        let is_current = |allocation: &Allocation| {
+            (allocation.job_create_index, allocation.job_version) == self.version
+        };
+        let is_done = |allocation: &Allocation| {
+            self.kind == JobKind::Batch && allocation.client == ClientStatus::Complete
+        };
+        let current = sorted.kept.iter().filter(|allocation| is_current(allocation));
+        let names: BTreeSet<u32> = current.map(|allocation| allocation.name_index).collect();
+        let mut first: BTreeMap<u32, (u64, AllocationId)> = BTreeMap::new();
+        for allocation in &sorted.kept {
+            let age = (allocation.create_index, allocation.id);
+            let oldest = first.entry(allocation.name_index).or_insert(age);
+            *oldest = age.min(*oldest);
+        }
+        sorted.kept.sort_by_cached_key(|allocation| {
+            let is_well = self.rollout.is_well(self.pass, self.group, allocation);
+            let is_down = !is_well && !is_done(allocation);
+            let outdated = !is_current(allocation);
+            let age = (allocation.create_index, allocation.id);
+            let is_second = first.get(&allocation.name_index) != Some(&age);
+            let has_successor = outdated && (is_second || names.contains(&allocation.name_index));
+            (outdated, is_down, has_successor, allocation.name_index, allocation.id)
+        });
+        let mut excess = (sorted.kept.len() + sorted.migrating.len()).saturating_sub(wanted);
+        for list in [&mut sorted.migrating, &mut sorted.kept] {
+            while excess > 0
+                && let Some(allocation) = list.pop()
+            {
+                excess -= 1;
+                changes.later.retain(|(_, id)| *id != allocation.id);
+                // It has a stop already.
+                let is_ending = sorted.ending.iter().any(|ending| ending.id == allocation.id);
+                if is_to_stop(allocation) && !is_ending {
+                    changes.stops.push(StopWish { allocation, reason: Reason::NotNeeded });
+                }
+            }
+        }
+    }
+
     /// Brings the canaries to their number. What is left of another deployment, or of one that has failed, ends.
     fn keep_canaries(&self, canaries: &[&'a Allocation], changes: &mut Changes<'a>) {
         let waits = |allocation: &&&'a Allocation| self.rollout.is_waiting_canary(allocation);
@@ -381,53 +419,12 @@ impl<'a> Of<'a, '_> {
     }
 }
 
-/// Stops what is more than `wanted`: migrating ones first, then those of older versions, first those whose names others have that stay (promoted
-/// canaries of the version, or else the older one), then the highest names.
-fn drop_excess<'a>(
-    sorted: &mut Sorted<'a>,
-    wanted: usize,
-    version: (u64, u64),
-    changes: &mut Changes<'a>,
-) {
-    let is_current =
-        |allocation: &Allocation| (allocation.job_create_index, allocation.job_version) == version;
-    let current = sorted.kept.iter().filter(|allocation| is_current(allocation));
-    let names: BTreeSet<u32> = current.map(|allocation| allocation.name_index).collect();
-    let mut first: BTreeMap<u32, (u64, AllocationId)> = BTreeMap::new();
-    for allocation in &sorted.kept {
-        let age = (allocation.create_index, allocation.id);
-        let oldest = first.entry(allocation.name_index).or_insert(age);
-        *oldest = age.min(*oldest);
-    }
-    sorted.kept.sort_by_key(|allocation| {
-        let outdated = !is_current(allocation);
-        let age = (allocation.create_index, allocation.id);
-        let is_second = first.get(&allocation.name_index) != Some(&age);
-        let has_successor = outdated && (is_second || names.contains(&allocation.name_index));
-        (outdated, has_successor, allocation.name_index, allocation.id)
-    });
-    let mut excess = (sorted.kept.len() + sorted.migrating.len()).saturating_sub(wanted);
-    for list in [&mut sorted.migrating, &mut sorted.kept] {
-        while excess > 0
-            && let Some(allocation) = list.pop()
-        {
-            excess -= 1;
-            changes.later.retain(|(_, id)| *id != allocation.id);
-            // It has a stop already.
-            let is_ending = sorted.ending.iter().any(|ending| ending.id == allocation.id);
-            if is_to_stop(allocation) && !is_ending {
-                changes.stops.push(StopWish { allocation, reason: Reason::NotNeeded });
-            }
-        }
-    }
-}
-
 /// Numbers of names. Two predecessors of one name (which older versions of the rules could leave behind) get two names.
 #[derive(Default)]
 pub(crate) struct Names {
     /// Of kept allocations, and given out.
     taken: BTreeSet<u32>,
-    /// Of predecessors, which their successors keep.
+    /// Of those whose successors keep them.
     reserved: BTreeSet<u32>,
     free_from: u32,
 }
@@ -435,6 +432,12 @@ pub(crate) struct Names {
 impl Names {
     fn claim(&mut self, name_index: u32) -> u32 {
         if self.taken.insert(name_index) { name_index } else { self.next() }
+    }
+
+    /// Takes back a name that [`Self::next`] gave.
+    pub(crate) fn put_back(&mut self, name_index: u32) {
+        self.taken.remove(&name_index);
+        self.free_from = self.free_from.min(name_index);
     }
 
     pub(crate) fn next(&mut self) -> u32 {

@@ -327,9 +327,10 @@ impl<'a> Work<'a> {
             if used >= limit || failures.len() == REPLACEMENT_FAILURES_MAX {
                 break;
             }
-            // A promoted canary may have its name already.
-            let is_taken = own.current_names.contains(&allocation.name_index);
-            let name_index = if is_taken { own.names.next() } else { allocation.name_index };
+            // A promoted canary may have its name already; one beyond the count was left when others ended that were not well.
+            let name_index = allocation.name_index;
+            let is_taken = own.current_names.contains(&name_index) || name_index >= group.count;
+            let name_index = if is_taken { own.names.next() } else { name_index };
             let wish =
                 PlaceWish { previous: Some(allocation), ..PlaceWish::new(name_index, false) };
             match self.try_place(number, group, &wish, Some(Reason::Updating)) {
@@ -337,6 +338,9 @@ impl<'a> Work<'a> {
                 Tried::PlanFull => return false,
                 Tried::NoRoom(metrics) => {
                     failures.push(metrics);
+                    if is_taken {
+                        own.names.put_back(name_index);
+                    }
                     down += usize::from(!is_well);
                 }
             }

@@ -32,8 +32,12 @@ pub(super) fn next(spec: &JobSpec, user: &str) -> JobSpec {
 
 /// A cluster on which the first version is healthy, and the second began with its canaries.
 pub(super) fn begun(count: u32, canaries: u32) -> (Cluster, JobSpec, Plan) {
+    begun_with(count, 2, canaries)
+}
+
+fn begun_with(count: u32, max_parallel: u32, canaries: u32) -> (Cluster, JobSpec, Plan) {
     let mut cluster = Cluster::with_nodes(20);
-    let spec = service(count, 2, canaries);
+    let spec = service(count, max_parallel, canaries);
     cluster.run(&spec);
     let spec = next(&spec, "two");
     cluster.register(&spec);
@@ -386,4 +390,52 @@ fn a_failed_instance_alone_is_no_reason_for_canaries() {
     assert_eq!((plan.counts(), plan.placements[0].canary), ((1, 1, 3), false));
     cluster.apply(&plan);
     assert!(cluster.state.active_deployment(&spec.key).is_none(), "it was successful");
+}
+
+/// A smaller count ends first what serves nobody. What is left has numbers below the count once it is replaced.
+#[test]
+fn a_smaller_count_ends_first_what_is_not_well() {
+    for how in [ClientStatus::Failed, ClientStatus::Pending] {
+        let mut cluster = Cluster::with_nodes(20);
+        let mut spec = service(4, 1, 0);
+        spec.groups[0].reschedule = None;
+        cluster.run(&spec);
+        let down = cluster.live(&spec).into_iter().filter(|row| row.name_index < 2);
+        let down: Vec<_> = down.map(|row| row.id).collect();
+        for id in &down {
+            cluster.end(*id, how);
+        }
+        spec.groups[0].count = 3;
+        cluster.register(&spec);
+        let plan = cluster.plan(&spec, Trigger::JobRegister);
+        assert!(!plan.stops.is_empty());
+        assert!(plan.stops.iter().all(|stop| down.contains(&stop.id)), "{plan:?}");
+        cluster.apply(&plan);
+        let mut spec = next(&spec, "two");
+        spec.groups[0].update = Some(update(3));
+        cluster.run(&spec);
+        assert_eq!(names(&cluster, &spec, 2), [0, 1, 2], "{how:?}");
+    }
+}
+
+/// A promotion ends first what has failed of the older version, and what runs beside the promoted canaries takes the free names.
+#[test]
+fn a_promotion_ends_first_what_has_failed() {
+    let (mut cluster, spec, plan) = begun_with(10, 1, 2);
+    healthy(&mut cluster, &plan);
+    let old = cluster.live(&spec).into_iter().filter(|row| row.job_version == 0);
+    let failed: Vec<_> = old.filter(|row| row.name_index > 7).map(|row| row.id).collect();
+    for id in &failed {
+        cluster.end(*id, ClientStatus::Failed);
+    }
+    act(&mut cluster, &spec, "promote");
+    let mut plan = cluster.plan(&spec, Trigger::DeploymentWatcher);
+    let of_older = |cluster: &Cluster| names(cluster, &spec, 0).len();
+    assert_eq!((plan.counts(), of_older(&cluster)), ((1, 3, 0), 8));
+    while !plan.is_no_op() {
+        cluster.apply(&plan);
+        assert!(cluster.live(&spec).len() == 10, "{plan:?}");
+        plan = cluster.plan(&spec, Trigger::DeploymentWatcher);
+    }
+    assert_eq!(names(&cluster, &spec, 1), (0..10).collect::<Vec<_>>());
 }
