@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, Command, Effect, EvaluationStatus, Index, Job, JobKind,
-    JobStatus, Plan, Reply, RequestId, State, Trigger,
+    JobStatus, Plan, Reply, RequestId, State, TaskGroup, Trigger,
     evaluation::UpdateEvaluations,
     gc::CollectGarbage,
     job::RegisterJob,
@@ -304,7 +304,16 @@ impl Pass<'_> {
             && node.is_some_and(|node| node.liveness != fsm::Liveness::Down)
     }
 
-    /// I38: when there are too many instances, those of the highest names go.
+    /// Whether the pass must have seen that an instance does its work: it was healthy in its deployment, or, without one, has run for long enough.
+    fn was_well(&self, group: &TaskGroup, row: &Allocation) -> bool {
+        if let Some(own) = row.deployment {
+            return own.is_healthy() == Some(true) && row.client == ClientStatus::Running;
+        }
+        let least = group.update.map_or(0, |update| update.healthy_ms_min);
+        row.all_running_since().is_some_and(|since| since + least <= self.snapshot.at())
+    }
+
+    /// I38: when there are too many instances, of those that are well those of the highest names go.
     fn stops_highest_names(&self, found: &mut Found) {
         let plan = self.plan;
         let Some(job) = self.snapshot.jobs().get(&plan.job).filter(|job| !job.stop) else { return };
@@ -320,6 +329,7 @@ impl Pass<'_> {
             // A canary has the name of the instance beside it: when one of both goes, the name stays.
             // Those of a deployment that is over go whatever their names are.
             let gone = rows.iter().filter(|row| is_excess(row.id) && row.canary_of.is_none());
+            let gone = gone.filter(|row| self.was_well(group, row));
             let gone = gone.map(|row| row.name_index);
             let gone = gone.filter(|name| !kept.contains(name)).min();
             let kept = kept.last().copied();
@@ -330,7 +340,8 @@ impl Pass<'_> {
         }
     }
 
-    /// I46: during a rolling update at most `max_parallel` instances are on their way.
+    /// I46: during a rolling update at most `max_parallel` instances are on their way. Those of older versions that are down count when one that is well
+    /// is replaced.
     fn keeps_enough(&self, found: &mut Found) {
         let plan = self.plan;
         let Some(job) = self.before.jobs().get(&plan.job) else { return };
@@ -341,19 +352,22 @@ impl Pass<'_> {
             let Some(update) = group.update.filter(|update| update.max_parallel > 0) else {
                 continue;
             };
-            let updated = plan.placements.iter().filter(|one| {
-                let previous = one.previous.and_then(|id| self.snapshot.allocations().get(&id));
-                let is_old = |row: &Allocation| {
-                    (row.job_create_index, row.job_version) != (job.create_index, job.version)
-                };
+            let is_old = |row: &Allocation| {
+                (row.job_create_index, row.job_version) != (job.create_index, job.version)
+            };
+            let updated = plan.placements.iter().filter_map(|one| {
+                let previous = self.snapshot.allocations().get(&one.previous?)?;
                 let stopped = |id| plan.stops.iter().any(|stop| stop.id == id);
-                one.group == group.name
+                let is_updated = one.group == group.name
                     && self.after.allocations().contains(&one.id)
-                    && previous.is_some_and(|row| {
-                        is_old(row) && self.is_undisturbed(row) && stopped(row.id)
-                    })
+                    && is_old(previous)
+                    && self.is_undisturbed(previous)
+                    && stopped(previous.id);
+                is_updated.then_some(previous)
             });
-            let updated = updated.count();
+            let updated: Vec<_> = updated.collect();
+            let takes_well = updated.iter().any(|row| self.was_well(group, row));
+            let updated = updated.len();
             // An agent or a person has said that it is healthy, and it runs.
             let is_there = |row: &Allocation| {
                 let healthy = row.deployment.and_then(|own| own.is_healthy());
@@ -362,13 +376,24 @@ impl Pass<'_> {
             let rows = self.snapshot.allocations().iter().filter(|row| {
                 row.job == plan.job
                     && row.group == group.name
-                    && (row.job_create_index, row.job_version) == (job.create_index, job.version)
+                    && !is_old(row)
                     && self.is_undisturbed(row)
                     && !plan.stops.iter().any(|stop| stop.id == row.id)
                     // Nodes that come after a rollout get theirs without one.
                     && (!row.per_node || row.deployment.map(|own| own.id) == active)
             });
             let on_their_way = rows.filter(|row| !is_there(row)).count();
+            let down = self.snapshot.allocations().iter().filter(|row| {
+                row.job == plan.job
+                    && row.group == group.name
+                    && is_old(row)
+                    && self.is_undisturbed(row)
+                    && !plan.stops.iter().any(|stop| stop.id == row.id)
+                    && row.deployment.is_some()
+                    && !is_there(row)
+            });
+            let down = if takes_well { down.count() } else { 0 };
+            let on_their_way = on_their_way + down;
             let placed = plan.placements.iter().filter(|one| one.group == group.name);
             let placed = placed.filter(|one| self.after.allocations().contains(&one.id)).count();
             // A node without an instance gets one at any time.
