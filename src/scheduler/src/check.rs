@@ -86,11 +86,17 @@ fn check_changes(state: &State, plan: &Plan, found: &mut Vec<Violation>) {
 
 fn check_placements(state: &State, plan: &Plan, spec: &JobSpec, found: &mut Vec<Violation>) {
     for placement in &plan.placements {
-        let placed = placed_spec(state, plan, placement).unwrap_or(spec);
-        let Some(group) = placed.group(&placement.group) else {
+        let older = placed_spec(state, plan, placement);
+        let placed = if placement.version.is_none() { Some(spec) } else { older };
+        let Some(group) = placed.and_then(|placed| placed.group(&placement.group)) else {
             found.push(Violation::UnknownGroup(placement.group.clone()));
             continue;
         };
+        // What an older version did not want does not come back in it.
+        let comes_back = older.is_some() && placement.previous.is_none();
+        if comes_back && !spec.kind.is_per_node() && placement.name_index >= group.count {
+            found.push(Violation::TooMany(placement.group.clone()));
+        }
         let usable = state.nodes().get(&placement.node).filter(|node| {
             node.liveness == Liveness::Ready
                 && node.health == fsm::node::Health::Ok

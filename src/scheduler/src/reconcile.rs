@@ -3,10 +3,13 @@
 //! Looks at allocations and counts only; where instances go is decided by [`crate::stack`]. Invariant: a name that is placed is not live, or its holder is
 //! stopped by the same plan.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use fsm::{
-    Allocation, AllocationId, ClientStatus, JobKind, Liveness, TaskGroup, TimeMs,
+    Allocation, AllocationId, ClientStatus, JobKind, JobVersion, Liveness, TaskGroup, TimeMs,
     allocation::{ENDED_BY_REQUEST, RescheduleEvent},
     job::ReschedulePolicy,
 };
@@ -95,6 +98,8 @@ impl PlaceWish<'_> {
 pub(crate) struct Changes<'a> {
     pub(crate) stops: Vec<StopWish<'a>>,
     pub(crate) placements: Vec<PlaceWish<'a>>,
+    /// What stands in for instances that are missing while the deployment holds back what is new.
+    pub(crate) stand_in: Option<StandIn>,
     /// Kept allocations of older versions: those that are not well, then the others, by name.
     pub(crate) outdated: Vec<&'a Allocation>,
     /// Failed allocations to be replaced later.
@@ -112,14 +117,31 @@ pub(crate) struct Changes<'a> {
     pub(crate) names: Names,
 }
 
+/// An older version that is placed in the stead of the current one, and what it wants of the group: numbers below that come back, others are new.
+#[derive(Clone, Copy)]
+pub(crate) struct StandIn {
+    pub(crate) version: u64,
+    count: u32,
+}
+
 impl Changes<'_> {
-    /// Leaves of the placements those that take the place of another, in the version of that one, and canaries if the deployment takes some.
+    /// Leaves of the placements those that take the place of another, in the version of that one; those that are missing of an older version, in that; and
+    /// canaries if the deployment takes some.
     pub(crate) fn hold(&mut self, version: (u64, u64), takes_canaries: bool) {
         self.is_held = true;
-        self.placements.retain(|wish| wish.previous.is_some() || (wish.canary && takes_canaries));
-        for wish in &mut self.placements {
-            wish.version = wish.older_version(version);
-        }
+        let stand_in = self.stand_in;
+        self.placements.retain_mut(|wish| {
+            if wish.previous.is_some() {
+                wish.version = wish.older_version(version);
+                return true;
+            }
+            if wish.canary {
+                return takes_canaries;
+            }
+            let older = stand_in.filter(|older| wish.name_index < older.count);
+            wish.version = older.map(|older| older.version);
+            older.is_some()
+        });
     }
 }
 
@@ -175,6 +197,9 @@ pub(crate) fn group<'a>(
     changes.names =
         Names { taken: names(&sorted.kept), reserved: names(&predecessors), free_from: 0 };
     of.place(&sorted, wanted, false, &mut changes);
+    if changes.placements.iter().any(|wish| wish.previous.is_none()) {
+        changes.stand_in = of.stand_in(&sorted);
+    }
     of.keep_canaries(&canaries, &mut changes);
     changes.has_run = allocations
         .iter()
@@ -243,6 +268,35 @@ impl<'a> Of<'a, '_> {
         }
         let spec = self.pass.state.allocation_spec(allocation)?;
         spec.group(&allocation.group)?.reschedule
+    }
+
+    /// The older version whose instances come back while the deployment holds back what is new, whether or not somebody knows what they take the place of:
+    /// the newest that an instance of the group runs, else the last stable one.
+    fn stand_in(&self, sorted: &Sorted<'a>) -> Option<StandIn> {
+        let strategy = self.rollout.strategy(self.group)?;
+        let may_begin = self.rollout.may_begin_with_canaries() && strategy.canaries > 0;
+        if self.rollout.is_open(self.group, may_begin) {
+            return None;
+        }
+        let (created, current) = self.version;
+        let rows = [&sorted.kept, &sorted.migrating, &sorted.lost, &sorted.failed_now];
+        let rows = rows.into_iter().flatten().filter(|row| row.job_create_index == created);
+        let newest = rows.map(|row| row.job_version).filter(|version| *version != current).max();
+        let version = newest.or_else(|| self.last_stable())?;
+        let spec = self.pass.state.job_spec(&self.pass.evaluation.job, created, version)?;
+        Some(StandIn { version, count: spec.group(&self.group.name)?.count })
+    }
+
+    /// The last stable version before the current one, if the group has been wanted ever since: the job was not stopped, nor did it lack the group.
+    fn last_stable(&self) -> Option<u64> {
+        let (created, current) = self.version;
+        let versions = self.pass.state.versions_of(&self.pass.evaluation.job, created);
+        let is_wanted = |row: &Arc<JobVersion>| {
+            let group = row.spec.group(&self.group.name);
+            !row.stop && row.spec.kind == self.kind && group.is_some_and(|group| group.count > 0)
+        };
+        let before = versions.into_iter().skip_while(|row| row.version >= current);
+        before.take_while(is_wanted).find(|row| row.stable).map(|row| row.version)
     }
 
     fn sort(&self, allocations: &[&'a Allocation]) -> Sorted<'a> {

@@ -1,5 +1,5 @@
 //! What the deployment of a job's version means for a pass: canaries first, then `max_parallel` at a time by health, nothing while it is paused or
-//! has failed.
+//! has failed, but that what is missing of an older version comes back in that.
 //!
 //! Reads the deployment only; what an allocation's health brings is decided in `fsm` when it is reported. Invariant: a deployment that has failed places
 //! nothing of its version but what takes the place of its own lost instances.
@@ -110,10 +110,11 @@ impl<'a> Rollout<'a> {
         (!self.has_failed()).then_some(own.goal.canaries)
     }
 
-    /// Whether new instances may be placed and older ones replaced. `begins_with_canaries`: the deployment begins with this pass, by canaries.
+    /// Whether new instances may be placed and older ones replaced: always in a group that is no part of the deployment. `begins_with_canaries`: the deployment begins with this pass, by canaries.
     pub(crate) fn is_open(&self, group: &TaskGroup, begins_with_canaries: bool) -> bool {
         let waits = self.group(group).is_some_and(DeploymentGroup::is_canarying);
-        !(self.has_failed() || self.is_paused() || waits || begins_with_canaries)
+        let is_held = self.has_failed() || self.is_paused() || waits || begins_with_canaries;
+        !is_held || self.strategy(group).is_none()
     }
 
     /// What a deployment of this spec is to reach, by group. `canaries`: how many the group begins with.

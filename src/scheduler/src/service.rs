@@ -88,7 +88,7 @@ pub(crate) fn schedule<'a>(
 /// Groups of the stack beyond those of the job: of a group of the job by its number, in an older version.
 pub(crate) type Older = Vec<(usize, u64)>;
 
-/// The older versions that instances may be placed of, because what they take the place of ran them.
+/// The older versions that instances may be placed of while the deployment holds back what is new.
 fn older_versions(
     rollout: &Rollout<'_>,
     version: (u64, u64),
@@ -101,6 +101,7 @@ fn older_versions(
             continue;
         }
         let versions = own.placements.iter().filter_map(|wish| wish.older_version(version));
+        let versions = versions.chain(own.stand_in.map(|stand_in| stand_in.version));
         older.extend(versions.map(|version| (number, version)));
     }
     older.sort_unstable();

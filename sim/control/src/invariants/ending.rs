@@ -96,11 +96,16 @@ impl Ending<'_> {
         if live > wanted {
             out.push(Broken("I39", format!("{live} of {wanted} instances of {key} are live")));
         }
+        let blocked = self.blocked(None);
         if self.is_held(group) {
+            let missing = self.missing_of_older(group);
+            if missing > 0 && blocked == 0 {
+                let detail = format!("{missing} of {key} that were there do not come back");
+                out.push(Broken("I39", detail));
+            }
             return;
         }
         let missing = self.missing(group);
-        let blocked = self.blocked(None);
         if missing > 0 && blocked != 1 {
             let detail = format!(
                 "{key} lacks {missing} of {wanted} instances of {} and has {blocked} blocked evaluations",
@@ -134,9 +139,10 @@ impl Ending<'_> {
     }
 
     /// The deployment of the job's version has failed or is paused, or the group's canaries wait for their promotion: nothing new is made, and what is of an
-    /// older version stays.
+    /// older version stays. A group that is updated all at once is no part of it.
     pub(super) fn is_held(&self, group: &TaskGroup) -> bool {
-        let row = self.state.current_deployment(self.job);
+        let has_steps = group.update.is_some_and(|update| update.max_parallel > 0);
+        let row = self.state.current_deployment(self.job).filter(|_| has_steps);
         row.is_some_and(|row| match row.status {
             DeploymentStatus::Failed | DeploymentStatus::Paused => true,
             DeploymentStatus::Running => {
@@ -164,6 +170,22 @@ impl Ending<'_> {
         // A promoted canary has the name of an instance that goes for it.
         let names: BTreeSet<_> = made.map(|row| (row.name_index, row.canary_of)).collect();
         (group.count as usize).saturating_sub(names.len())
+    }
+
+    /// Instances that a held group lacks of what it had: of as many as the newest older version that holds a place in it wants, and no more than are wanted
+    /// now.
+    pub(super) fn missing_of_older(&self, group: &TaskGroup) -> usize {
+        let older = self.rows(group).filter(|row| {
+            let is_older = row.job_create_index == self.job.create_index && !self.is_current(row);
+            is_older && row.holds_its_place() && !row.is_canary() && !row.per_node
+        });
+        let newest = older.max_by_key(|row| row.job_version);
+        let old = newest.and_then(|row| self.state.allocation_spec(row)?.group(&group.name));
+        let wanted = old.map_or(0, |old| old.count.min(group.count)) as usize;
+        let there = self
+            .rows(group)
+            .filter(|row| self.counts(row, group) || (row.holds_its_place() && !row.is_canary()));
+        wanted.saturating_sub(there.count())
     }
 
     /// An instance that nobody has to make any more: it lives, a batch job has finished it, or it failed as often as it may.

@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use fsm::{
-    Allocation, AllocationId, ClientStatus, DeploymentStatus, DesiredStatus, Evaluation,
-    EvaluationStatus, Job, JobKind, JobSpec, NodeId, State, TaskGroup, node::GainKey,
+    Allocation, AllocationId, ClientStatus, Deployment, DeploymentStatus, DesiredStatus,
+    Evaluation, EvaluationStatus, Job, JobKind, JobSpec, NodeId, State, TaskGroup, node::GainKey,
 };
 
 use super::{
@@ -296,9 +296,13 @@ impl Step<'_> {
         count
     }
 
-    /// An instance of an older version that takes the place of one of the same version, while the current one is rolled out; or of a stable version of
-    /// a system job, in the place of a canary whose deployment has failed.
+    /// An instance of an older version that takes the place of one of the same version, while the current one is rolled out, or that is missing of it; or of a
+    /// stable version of a system job, in the place of a canary whose deployment has failed.
     fn takes_a_place(&self, row: &Allocation, job: &fsm::Job) -> bool {
+        if row.previous.is_none() {
+            let rollout = self.new.current_deployment(job);
+            return rollout.is_some_and(|rollout| self.is_missing(row, job, rollout));
+        }
         let previous = row.previous.and_then(|id| self.old.allocations().get(&id));
         // It may have been let go on since the pass looked.
         let Some((rollout, previous)) = self.new.current_deployment(job).zip(previous) else {
@@ -309,6 +313,32 @@ impl Step<'_> {
             && previous.canary_of == Some(rollout.id)
             && self.is_stable(row);
         goes_back || version(previous) == version(row)
+    }
+
+    /// Whether an instance comes back that is of no known one's place: its version is that of another of the group, or stable, and wanted so many.
+    fn is_missing(&self, row: &Allocation, job: &fsm::Job, rollout: &Deployment) -> bool {
+        let mut rows = self.old.allocations().iter();
+        let is_known = rows.any(|other| {
+            other.job == row.job && other.group == row.group && version(other) == version(row)
+        });
+        let spec = self.old.job_spec(&row.job, row.job_create_index, row.job_version);
+        let count = spec.and_then(|spec| spec.group(&row.group)).map_or(0, |group| group.count);
+        let now = self.old.current_spec(job).and_then(|spec| spec.group(&row.group));
+        // Promoted canaries are beside those that go for them.
+        let canaries = rollout.groups.get(&row.group).map_or(0, |own| own.goal.canaries);
+        let most = now.map_or(0, |now| now.count + canaries) as usize;
+        (is_known || self.is_stable(row))
+            && !row.per_node
+            && row.job_create_index == job.create_index
+            && row.name_index < count
+            && self.live_beside_canaries(row) <= most
+    }
+
+    /// Live instances of the row's group that are no canaries.
+    fn live_beside_canaries(&self, row: &Allocation) -> usize {
+        let rows = self.new.allocations().iter();
+        let rows = rows.filter(|other| other.job == row.job && other.group == row.group);
+        rows.filter(|other| is_live(other) && !other.is_canary() && !other.per_node).count()
     }
 
     fn is_stable(&self, row: &Allocation) -> bool {

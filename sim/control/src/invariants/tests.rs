@@ -779,6 +779,31 @@ fn an_update_whose_instances_failed_for_good_is_held_up() {
     assert_trips("I46", held_up(2));
 }
 
+/// While canaries wait, what is missing of the older version comes back all the same.
+#[test]
+fn what_a_held_group_lacks_is_waited_for() {
+    let mut driver = Driver::default();
+    let node = ready(&mut driver, "n1");
+    driver.register_job(testing::rolling_job("web", 2, |_| ()));
+    let ids = [driver.run("web", 0, node), driver.run("web", 1, node)];
+    let mut spec = testing::rolling_job("web", 2, |update| update.canaries = 1);
+    spec.groups[0].tasks[0].user = "other".into();
+    let evaluation = driver.register_job(spec);
+    let goal = fsm::deployment::DeploymentGoal { canaries: 1, total: 2 };
+    let mut plan = driver.plan(evaluation);
+    let goals = [(testing::GROUP.into(), goal)].into();
+    plan.deployment =
+        Some(fsm::deployment::NewDeployment { id: fsm::DeploymentId([1; 16]), goals });
+    assert!(driver.commit_plan(plan).outcome_taken);
+    let held = idle(driver.state.clone());
+    assert_eq!((waits(&held), check_quiet(&held, &BTreeSet::new())), (vec![], vec![]));
+    let lost = idle(changed(&driver, ids[0], |row| row.client = ClientStatus::Lost));
+    assert_trips("I39", waits(&lost));
+    assert_trips("I39", check_quiet(&lost, &BTreeSet::new()));
+    let blocked = blocked(&lost, "web", |_| ());
+    assert_eq!((waits(&blocked), check_quiet(&blocked, &BTreeSet::new())), (vec![], vec![]));
+}
+
 #[test]
 fn a_node_without_its_instance_is_waited_for() {
     let mut driver = Driver::default();

@@ -69,6 +69,11 @@ impl Waiting<'_> {
         let Ending { state, job, spec } = self.ending;
         let key = &job.key;
         if self.ending.is_held(group) {
+            let missing = self.ending.missing_of_older(group);
+            if missing > 0 && self.open.is_empty() {
+                let detail = format!("{missing} of {key} do not come back, and nobody looks");
+                out.push(Broken("I39", detail));
+            }
             return;
         }
         let missing = self.ending.missing(group);

@@ -233,6 +233,15 @@ impl Cluster {
         self.state.rebuild_derived();
     }
 
+    /// Changes the row of the job's current version.
+    pub(crate) fn change_version(&mut self, spec: &JobSpec, change: impl FnOnce(&mut JobVersion)) {
+        let job = self.state.jobs().get(&spec.key).unwrap();
+        let key = (spec.key.clone(), job.create_index, job.version);
+        let mut row = (**self.state.job_versions().get(&key).unwrap()).clone();
+        change(&mut row);
+        fsm::testing::put(&mut self.state, &row);
+    }
+
     fn end_deployments(&mut self, job: &JobKey) {
         for deployment in self.state.deployments_of_job(job) {
             if deployment.is_active() {

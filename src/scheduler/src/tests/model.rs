@@ -144,11 +144,29 @@ fn is_held(state: &State, spec: &JobSpec, group: &TaskGroup, plan: &Plan) -> boo
     let begins = plan.deployment.as_ref().and_then(|new| new.goals.get(&group.name));
     let job = state.jobs().get(&spec.key).unwrap();
     let deployment = state.current_deployment(job);
-    begins.is_some_and(|goal| goal.canaries > 0)
+    let has_steps = group.update.is_some_and(|update| update.max_parallel > 0);
+    let begins = begins.is_some_and(|goal| goal.canaries > 0);
+    let is_held = begins
         || deployment.is_some_and(|row| {
             let canarying = row.groups.get(&group.name).is_some_and(DeploymentGroup::is_canarying);
             row.status == DeploymentStatus::Failed || (row.is_active() && canarying)
-        })
+        });
+    has_steps && is_held
+}
+
+/// How many a held group has at least: as many as the newest older version of which an instance holds its place wants, and no more than are wanted now.
+fn least_while_held(state: &State, spec: &JobSpec, group: &TaskGroup, plan: &Plan) -> usize {
+    let older = state.allocations_of_job(&spec.key).filter(|row| {
+        row.group == group.name
+            && row.job_version != plan.job_version
+            && row.holds_its_place()
+            && row.next.is_none()
+            && !row.is_canary()
+            && !row.per_node
+    });
+    let newest = older.max_by_key(|row| row.job_version);
+    let old = newest.and_then(|row| state.allocation_spec(row)?.group(&group.name));
+    old.map_or(0, |old| old.count.min(group.count)) as usize
 }
 
 fn ask(group: &TaskGroup) -> Resources {
@@ -425,6 +443,8 @@ fn check_counted(state: &State, spec: &JobSpec, after: &After<'_>, plan: &Plan) 
         let wanted = group.count as usize;
         assert!(living <= wanted);
         if is_held(state, spec, group, plan) {
+            let least = least_while_held(state, spec, group, plan);
+            assert!(there + queued >= least, "{there} and {queued} of {least} {plan:?}");
             continue;
         }
         assert!(there + queued >= wanted, "{there} and {queued} of {wanted} {plan:?}");

@@ -11,7 +11,7 @@ use fsm::{
 use super::{
     Cluster,
     cluster::{PlanExt, update},
-    job,
+    job, node,
 };
 
 /// A service of `count` instances that is updated `max_parallel` at a time, with canaries.
@@ -438,4 +438,157 @@ fn a_promotion_ends_first_what_has_failed() {
         plan = cluster.plan(&spec, Trigger::DeploymentWatcher);
     }
     assert_eq!(names(&cluster, &spec, 1), (0..10).collect::<Vec<_>>());
+}
+
+/// What an agent has forgotten comes back while canaries wait and after a failure, although nothing tells what it takes the place of.
+#[test]
+fn what_an_agent_has_forgotten_comes_back_meanwhile() {
+    for fails in [false, true] {
+        let (mut cluster, spec, plan) = begun(5, 1);
+        healthy(&mut cluster, &plan);
+        if fails {
+            act(&mut cluster, &spec, "fail");
+            let ends = cluster.plan(&spec, Trigger::DeploymentWatcher);
+            cluster.apply(&ends);
+        }
+        let old = cluster.live(&spec).into_iter().find(|row| row.job_version == 0).unwrap().id;
+        cluster.end(old, ClientStatus::Lost);
+        let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+        let found: Vec<_> = plan.placements.iter().map(|one| one.version).collect();
+        assert_eq!(found, [Some(0)], "fails: {fails}");
+    }
+}
+
+/// What was lost and found no room is no predecessor any more in the next pass, and comes back nevertheless.
+#[test]
+fn what_is_lost_without_room_comes_back_when_there_is_some() {
+    let mut cluster = Cluster::with_nodes(3);
+    let mut spec = service(2, 1, 1);
+    spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
+    cluster.run(&spec);
+    let spec = next(&spec, "two");
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    cluster.begin(&plan);
+    healthy(&mut cluster, &plan);
+    let on = cluster.live(&spec).into_iter().find(|row| row.job_version == 0).unwrap().node;
+    cluster.change_node(u64::from(on.0[15]), |node| node.liveness = Liveness::Down);
+    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert_eq!((plan.counts(), plan.queued()), ((0, 1, 0), 1));
+    cluster.begin(&plan);
+    cluster.put_node(node(4));
+    assert_eq!(cluster.plan(&spec, Trigger::NodeUpdate).placements.len(), 1);
+}
+
+/// Of an older version comes back what that wanted, and no more than is wanted now: a larger count comes with the new version.
+#[test]
+fn what_comes_back_meanwhile_is_bounded_by_both_counts() {
+    for (count, lost, back) in [(5, 2, 2), (7, 2, 2), (4, 2, 1), (2, 2, 0)] {
+        let mut cluster = Cluster::with_nodes(20);
+        let spec = service(5, 1, 1);
+        cluster.run(&spec);
+        let mut spec = next(&spec, "two");
+        spec.groups[0].count = count;
+        let old: Vec<_> = cluster.live(&spec).into_iter().map(|row| row.id).collect();
+        for id in old.into_iter().take(lost) {
+            cluster.end(id, ClientStatus::Lost);
+        }
+        cluster.register(&spec);
+        let plan = cluster.plan(&spec, Trigger::JobRegister);
+        let (canaries, others): (Vec<_>, Vec<_>) =
+            plan.placements.iter().partition(|one| one.canary);
+        assert_eq!((canaries.len(), others.len()), (1, back), "{count}");
+        assert!(others.iter().all(|one| one.version == Some(0)), "{plan:?}");
+        cluster.begin(&plan);
+        assert_eq!(names(&cluster, &spec, 0).len(), count.min(5) as usize);
+        assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+        act(&mut cluster, &spec, "fail");
+        let plan = cluster.plan(&spec, Trigger::DeploymentWatcher);
+        assert_eq!(plan.counts(), (0, 1, 0), "the canary ends, and nothing takes its place");
+        cluster.begin(&plan);
+        assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+    }
+}
+
+/// A paused deployment fills what is missing, whatever it was, with the older version; a promoted canary that failed is another matter: it holds its place.
+#[test]
+fn a_paused_deployment_fills_up() {
+    let mut cluster = Cluster::with_nodes(20);
+    let spec = service(6, 2, 0);
+    cluster.run(&spec);
+    let spec = next(&spec, "two");
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    cluster.begin(&plan);
+    act(&mut cluster, &spec, "pause");
+    healthy(&mut cluster, &plan);
+    let old = cluster.live(&spec).into_iter().find(|row| row.job_version == 0).unwrap().id;
+    for id in [old, plan.placements[0].id] {
+        cluster.end(id, ClientStatus::Complete);
+    }
+    let plan = cluster.plan(&spec, Trigger::AllocFailure);
+    let versions: Vec<_> = plan.placements.iter().map(|one| one.version).collect();
+    assert_eq!(versions, [Some(0), Some(0)]);
+    cluster.begin(&plan);
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+}
+
+/// When nothing of an older version is left, the last stable one stands in: not if the job was stopped since, nor in a group that is new.
+#[test]
+fn the_last_stable_version_stands_in_when_nothing_is_left() {
+    for (stopped, is_new) in [(false, false), (true, false), (false, true)] {
+        let mut cluster = Cluster::with_nodes(20);
+        let mut spec = service(2, 2, 0);
+        cluster.run(&spec);
+        let name = if is_new { "api" } else { "web" };
+        if stopped {
+            cluster.change_job(&spec.key, |row| row.stop = true);
+            let plan = cluster.plan(&spec, Trigger::JobDeregister);
+            cluster.apply(&plan);
+            cluster.register(&spec);
+            cluster.change_version(&spec, |row| row.stop = true);
+        }
+        spec.groups[0].name = name.into();
+        let spec = next(&spec, "two");
+        cluster.register(&spec);
+        let plan = cluster.plan(&spec, Trigger::JobRegister);
+        assert_eq!(plan.placements.len(), 2);
+        cluster.begin(&plan);
+        act(&mut cluster, &spec, "fail");
+        for placement in &plan.placements {
+            cluster.end(placement.id, ClientStatus::Complete);
+        }
+        let plan = cluster.plan(&spec, Trigger::AllocFailure);
+        let versions: Vec<_> = plan.placements.iter().map(|one| one.version).collect();
+        let expected = if stopped || is_new { vec![] } else { vec![Some(0), Some(0)] };
+        assert_eq!(versions, expected, "stopped: {stopped}, new: {is_new}");
+    }
+}
+
+/// A group that is updated all at once is no part of the deployment: what that comes to is nothing to it.
+#[test]
+fn a_group_without_steps_goes_on_while_a_deployment_is_over() {
+    for verb in ["fail", "pause"] {
+        let mut cluster = Cluster::with_nodes(20);
+        let mut spec = service(2, 1, 1);
+        let mut other = spec.groups[0].clone();
+        other.name = "api".into();
+        other.update = None;
+        spec.groups.push(other);
+        cluster.run(&spec);
+        let mut spec = next(&spec, "two");
+        spec.groups[1].tasks[0].user = "two".into();
+        cluster.register(&spec);
+        let plan = cluster.plan(&spec, Trigger::JobRegister);
+        assert_eq!(plan.counts(), (3, 2, 0));
+        cluster.begin(&plan);
+        act(&mut cluster, &spec, verb);
+        let ends = cluster.plan(&spec, Trigger::DeploymentWatcher);
+        cluster.begin(&ends);
+        let gone = plan.placements.iter().find(|one| &*one.group == "api").unwrap().id;
+        cluster.end(gone, ClientStatus::Complete);
+        let plan = cluster.plan(&spec, Trigger::AllocFailure);
+        assert_eq!(plan.placements.len(), 1, "{verb}");
+        assert_eq!((&*plan.placements[0].group, plan.placements[0].version), ("api", None));
+    }
 }
