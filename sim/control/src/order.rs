@@ -307,7 +307,8 @@ impl Look<'_> {
     }
 }
 
-/// An instance that is there for its users and goes on. One that is to go itself need not stay up for that.
+/// An instance that is there for its users and goes on. One that is to go itself need not stay up for that. In a deployment that goes on it has to be
+/// healthy.
 fn serves(now: u64, state: &State, group: &TaskGroup, row: &Allocation) -> bool {
     let node = state.nodes().get(&row.node);
     let heard = node.is_some_and(|node| match node.liveness {
@@ -315,12 +316,17 @@ fn serves(now: u64, state: &State, group: &TaskGroup, row: &Allocation) -> bool 
         Liveness::Disconnected | Liveness::Down => false,
     });
     let drains = node.is_some_and(|node| node.drain.is_some());
+    let waits_for_health = row.deployment.is_some_and(|own| {
+        let deployment = state.deployments().get(&own.id);
+        deployment.is_some_and(|row| row.is_active()) && own.is_healthy() != Some(true)
+    });
     let since = if drains { Some(row.client_at) } else { runs_since(row) };
     heard
         && is_live(row)
         && row.client == ClientStatus::Running
         && since.is_some_and(|since| since + group.migrate.healthy_ms_min <= now)
         && !row.transition.migrate
+        && !waits_for_health
 }
 
 /// I48: what is marked to move may: it is on a draining node, and of a service so many stay as `migrate` says unless time is up.

@@ -12,8 +12,10 @@
 //! How many of a service group go: of `count` instances, `migrate.max_parallel` may be missing at a
 //! time. An instance counts as there when it is wanted, not flagged, on a node that is heard from,
 //! and has been running for `migrate.healthy_ms_min`, elsewhere with all of its tasks since their
-//! last start. So `there − (count − max_parallel)` of those may go. An instance that has not
-//! started serves nobody and goes at once.
+//! last start. A member of a deployment that goes on counts only while it is healthy there, so that
+//! a drain and a rollout do not each take `max_parallel`. So `there − (count − max_parallel)` of
+//! those that count may go. An instance that has not started serves nobody and goes at once; a
+//! member that is not healthy goes when enough others are there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -186,10 +188,16 @@ impl Pass {
             }
             let needed = group.count.saturating_sub(group.migrate.max_parallel);
             let needed = usize::try_from(needed).unwrap_or(usize::MAX);
-            let may_go = there.len().saturating_sub(needed);
             candidates.sort_unstable();
-            let going = candidates.into_iter().filter(|(_, id)| there.contains(id)).take(may_go);
-            self.migrate.extend(going.map(|(_, id)| id));
+            let (serving, others): (Vec<_>, Vec<_>) =
+                candidates.into_iter().map(|(_, id)| id).partition(|id| there.contains(id));
+            if there.len() >= needed {
+                self.migrate.extend(serving.into_iter().take(there.len() - needed));
+                let others = others.into_iter().filter(|id| {
+                    state.allocations().get(id).is_some_and(|row| is_unproven(state, row))
+                });
+                self.migrate.extend(others);
+            }
         }
     }
 
@@ -200,6 +208,9 @@ impl Pass {
             Liveness::Disconnected | Liveness::Down => false,
         };
         if !heard || !is_unflagged(row) || row.client != ClientStatus::Running {
+            return false;
+        }
+        if is_unproven(state, row) {
             return false;
         }
         // An instance that is to go need not run without a break: it might never go.
@@ -220,6 +231,13 @@ impl Pass {
 
 fn is_unflagged(row: &Allocation) -> bool {
     row.is_live() && !row.transition.migrate
+}
+
+/// Whether an allocation belongs to a deployment that goes on, and is not healthy in it.
+fn is_unproven(state: &State, row: &Allocation) -> bool {
+    row.deployment.filter(|own| own.is_healthy() != Some(true)).is_some_and(|own| {
+        state.deployments().get(&own.id).is_some_and(|deployment| deployment.is_active())
+    })
 }
 
 /// The kind of job that an allocation runs; none when the job's version is gone, and then its

@@ -78,7 +78,10 @@ impl Machine for NodeWatch {
     fn take(&mut self, now: u64, state: &State, _index: Index, effect: &Effect) {
         match effect {
             Effect::Node(id) => self.node_changed(now, state, *id),
-            Effect::Job(_) | Effect::NodeAllocations(_) => self.drainer.state_changed(now),
+            // What is not healthy in a deployment counts for a drain once that is over.
+            Effect::Job(_) | Effect::NodeAllocations(_) | Effect::Deployment(_) => {
+                self.drainer.state_changed(now);
+            }
             // The grace of lost nodes is a setting.
             Effect::SchedulerConfiguration => self.deadlines.restore(state),
             // What was due meanwhile is asked for at once when it is over.
@@ -90,7 +93,6 @@ impl Machine for NodeWatch {
             | Effect::Capacity { .. }
             | Effect::NodeChange { .. }
             | Effect::MassLoss
-            | Effect::Deployment(_)
             | Effect::Instance(_)
             | Effect::InstancePool(_)
             | Effect::CapacityGroup(_)

@@ -1,7 +1,12 @@
 //! Drains, with the real `apply` in the loop.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use fsm::{DesiredStatus, Proposal, TaskState, node::AdvanceDrains, table::ChangeSet};
+use fsm::{
+    Deployment, DeploymentId, DeploymentStatus, DesiredStatus, Proposal, TaskState,
+    deployment::{AllocationDeployment, AllocationHealth},
+    node::AdvanceDrains,
+    table::ChangeSet,
+};
 
 use super::*;
 use crate::testing::{
@@ -9,6 +14,7 @@ use crate::testing::{
 };
 
 const MINUTE: u64 = 60_000;
+const DEPLOYMENT: DeploymentId = DeploymentId([1; 16]);
 
 /// A cluster with nodes `a` (draining) and `b`, and the drainer.
 struct Cluster {
@@ -41,6 +47,27 @@ impl Cluster {
         let mut row = (**self.state.allocations().get(&id).unwrap()).clone();
         change(&mut row);
         put_allocation(&mut self.state, row);
+    }
+
+    /// The job has a deployment.
+    fn deploy(&mut self, job: &str, status: DeploymentStatus) {
+        let row = Deployment {
+            id: DEPLOYMENT,
+            job: JobKey::new("default", job),
+            job_create_index: 1,
+            job_version: 0,
+            job_modify_index: 1,
+            priority: 50,
+            status,
+            description: "".into(),
+            groups: BTreeMap::new(),
+            create_index: 1,
+            modify_index: 1,
+            created_at: 0,
+            modified_at: 0,
+        };
+        fsm::testing::put(&mut self.state, &row);
+        self.state.rebuild_derived();
     }
 
     /// The instance is stopped, and a replacement runs on node `b` since `since`.
@@ -93,6 +120,11 @@ fn drain() -> Drain {
         owner: "operator".into(),
         cancelable: false,
     }
+}
+
+fn member(healthy: Option<bool>) -> AllocationDeployment {
+    let health = healthy.map(|healthy| AllocationHealth { healthy, at: 0, index: 1 });
+    AllocationDeployment { id: DEPLOYMENT, canary: false, health }
 }
 
 fn names(list: &[&str]) -> Vec<String> {
@@ -198,6 +230,46 @@ fn only_healthy_instances_count() {
     let mut down = node("b");
     down.liveness = Liveness::Down;
     put_node(&mut cluster.state, &down);
+    assert_eq!(cluster.advance(MINUTE), nothing());
+}
+
+/// A member of a deployment that goes on counts only while it is healthy: what a rollout has taken
+/// down is not taken once more by a drain. Once the deployment is over, its run time counts again.
+#[test]
+fn members_of_a_deployment_count_when_they_are_healthy() {
+    for health in [None, Some(false)] {
+        let mut cluster = Cluster::new(drain());
+        cluster.run("web", JobKind::Service, 3, 1);
+        cluster.deploy("web", DeploymentStatus::Running);
+        cluster.change("web2", |row| {
+            row.node = NodeId(named("b"));
+            row.deployment = Some(member(health));
+        });
+        assert_eq!(cluster.advance(MINUTE), nothing());
+        let before = cluster.state.clone();
+        cluster.change("web2", |row| row.deployment = Some(member(Some(true))));
+        assert_eq!(cluster.advance(2 * MINUTE), (names(&["web0"]), 0));
+        cluster.state = before;
+        cluster.deploy("web", DeploymentStatus::Failed);
+        assert_eq!(cluster.advance(2 * MINUTE), (names(&["web0"]), 0));
+    }
+}
+
+/// A member that is not healthy serves nobody: it goes when enough others are there, and does not
+/// hold up the drain.
+#[test]
+fn members_that_are_not_healthy_go_when_enough_others_are_there() {
+    let mut cluster = Cluster::new(drain());
+    cluster.run("web", JobKind::Service, 3, 1);
+    cluster.deploy("web", DeploymentStatus::Running);
+    cluster.change("web2", |row| row.deployment = Some(member(Some(false))));
+    assert_eq!(cluster.advance(MINUTE), (names(&["web2"]), 0), "two of three are there");
+    let mut cluster = Cluster::new(drain());
+    cluster.run("web", JobKind::Service, 3, 1);
+    cluster.deploy("web", DeploymentStatus::Running);
+    for id in ["web1", "web2"] {
+        cluster.change(id, |row| row.deployment = Some(member(None)));
+    }
     assert_eq!(cluster.advance(MINUTE), nothing());
 }
 
