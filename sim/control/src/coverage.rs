@@ -140,6 +140,8 @@ events! {
     ChildWaited => "a child waited for max_running",
     /// It was let in.
     ChildLetIn => "a child that waited was let in",
+    /// A child that was over was run again.
+    ChildRevived => "a child that was over came to life again",
     /// A token of a dispatch came again.
     DispatchedAgain => "a dispatch came again under its token",
     /// A deployment of a version began.

@@ -1,8 +1,10 @@
 //! Dispatches: one of three seeds has a parameterized job, of which children are dispatched, some of them under a token that comes again with another
 //! request, and stopped, while the bound on those that are alive changes. From dice of its own: no throw in here moves one of the older dice.
 //!
-//! Judged from the rows alone, not from the derived index: a token makes one child, no entry starts a child beyond the bound or before one that waits
-//! longer, and none waits although there is room.
+//! Children that are over are asked for again as well: scaled, evaluated, or an instance of them replaced.
+//!
+//! Judged from the rows alone, not from the derived index: a token makes one child, no entry starts a child, or brings one that is over to life,
+//! beyond the bound, none starts before one that waits longer, and none waits although there is room.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,8 +13,11 @@ use std::{
 
 use fsm::{
     Command, EvaluationId, Index, Job, JobKey, JobStatus, Reply, State, Text,
+    allocation::Replacement,
     command::DispatchAnswer,
-    job::{DeregisterJob, DispatchJob, Dispatched, Parameterized, StopChildren},
+    job::{
+        DeregisterJob, DispatchJob, Dispatched, EvaluateJob, Parameterized, ScaleJob, StopChildren,
+    },
     limits::LET_IN_MAX,
     testing,
 };
@@ -22,6 +27,8 @@ use chance::Dice;
 
 /// Makes these dice others than all older ones.
 const LABEL: u64 = 0x6469_7370_6174_6331;
+/// Those with which children that are over are asked for again.
+const AGAIN_LABEL: u64 = 0x6368_696c_6461_6731;
 /// The job that is dispatched.
 const PARENT: &str = "parent";
 /// Dispatches that may come again.
@@ -51,8 +58,15 @@ impl World {
     /// Before a step: sometimes the parent comes, changes or goes, or children of it are dispatched or stopped.
     pub(crate) fn dispatch_jobs(&mut self, seed: u64, number: u32) {
         let Some(dispatches) = &self.dispatches else { return };
+        let percent = dispatches.percent;
+        let mut dice = Dice::numbered(seed ^ AGAIN_LABEL, u64::from(number));
+        if dice.percent(percent)
+            && let Some(command) = self.draw_again(&mut dice)
+        {
+            self.ask(command);
+        }
         let mut dice = Dice::numbered(seed ^ LABEL, u64::from(number));
-        if !dice.percent(dispatches.percent) {
+        if !dice.percent(percent) {
             return;
         }
         let command = self.draw_dispatch(&mut dice);
@@ -115,6 +129,36 @@ impl World {
                 DispatchJob { parent, children }.into()
             }
         }
+    }
+
+    /// Asks for a child that is over.
+    fn draw_again(&mut self, dice: &mut Dice) -> Option<Command> {
+        let parent = testing::job_key(PARENT);
+        let truth = self.log.truth();
+        let over = children_of(truth, &parent).filter(|job| job.status == JobStatus::Dead);
+        let job = dice.pick(&over.map(key_of).collect::<Vec<_>>())?;
+        let ids: Vec<_> = truth.allocations_of_job(&job).map(|row| row.id).collect();
+        let evaluation = EvaluationId(self.ids.next());
+        let instance = dice.pick(&ids);
+        Some(match (dice.below(4), instance) {
+            (0, Some(id)) => testing::stop_allocation(id, Replacement::Always, evaluation),
+            (1, Some(id)) => testing::stop_allocation(id, Replacement::ByKind, evaluation),
+            (2, _) => Command::ScaleJob(ScaleJob {
+                job,
+                group: testing::GROUP.into(),
+                count: Some(u32::from(evaluation.0[1] % 4)),
+                enforce_index: None,
+                message: "drawn".into(),
+                error: false,
+                meta_json: "".into(),
+                evaluation,
+            }),
+            _ => Command::EvaluateJob(EvaluateJob {
+                job,
+                force_reschedule: dice.percent(60),
+                evaluation,
+            }),
+        })
     }
 
     fn register_parent(&mut self, evaluation: EvaluationId, dice: &mut Dice) -> Command {
@@ -269,7 +313,15 @@ fn queue(
     let spec = row.and_then(|row| after.current_spec(row));
     let block = spec.and_then(|spec| spec.parameterized.as_ref());
     let max = block.map_or(0, |block| block.max_running as usize);
-    if max > 0 && !started.is_empty() && alive > max {
+    let is_revived = |job: &&Arc<Job>| {
+        let is_alive = job.status != JobStatus::Dead && !job.stop;
+        is_alive && was(job).is_some_and(|old| old.status == JobStatus::Dead)
+    };
+    let revived = children_of(after, parent).any(|job| is_revived(&job));
+    if revived {
+        coverage.count(Event::ChildRevived);
+    }
+    if max > 0 && (revived || !started.is_empty()) && alive > max {
         found.push(format!("I51: {alive} children of {parent} are alive, at most {max} may be"));
     }
     if let Some(first) = waiting {

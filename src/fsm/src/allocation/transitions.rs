@@ -226,6 +226,16 @@ impl Turn<'_> {
             let text = "a deployment goes on, which would wait for the instance until it fails";
             return Err(Rejection::Invalid(text.into()));
         }
+        // What is to end already may wait for its delay, and is told to end at once. Nobody has to
+        // look at its job for that.
+        let is_hurried = no_shutdown_delay
+            && replacement != Replacement::Always
+            && !old.is_live()
+            && !old.client.is_terminal();
+        let room = self.state.check_room_for(&job);
+        if !is_hurried {
+            room.clone()?;
+        }
         let is_always = replacement == Replacement::Always;
         let is_stopped = is_always && old.is_ended_by_request();
         if is_always && !old.is_live() && !is_stopped {
@@ -244,12 +254,14 @@ impl Turn<'_> {
             row.transition.no_shutdown_delay |= no_shutdown_delay;
             row.server_modify_index = self.index;
             self.put_allocation(row);
-        } else if no_shutdown_delay && !old.client.is_terminal() {
-            // It is to end already, and may wait for its delay.
+        } else if is_hurried {
             let mut row = (*old).clone();
             row.transition.no_shutdown_delay = true;
             row.server_modify_index = self.index;
             self.put_allocation(row);
+            if room.is_err() {
+                return Ok(Reply::Evaluations(Vec::new()));
+            }
         }
         let mut row = Evaluation::new(
             evaluation,

@@ -262,10 +262,7 @@ impl Turn<'_> {
         if job.stop {
             return Err(Rejection::Invalid("cannot scale a stopped job: start it first".into()));
         }
-        if job.waiting.is_some() {
-            let text = "the job waits until fewer of its parent's are alive: max_running";
-            return Err(Rejection::Invalid(text.into()));
-        }
+        self.state.check_room_for(job)?;
         if let Some(why) = group.scaling.as_ref().and_then(|scaling| scaling.refuses(count)) {
             return Err(refused(why));
         }

@@ -493,10 +493,7 @@ impl Turn<'_> {
         if job.periodic.is_some() {
             return Err(Rejection::Invalid("can't evaluate periodic job".into()));
         }
-        if job.waiting.is_some() {
-            let text = "the job waits until fewer of its parent's are alive: max_running";
-            return Err(Rejection::Invalid(text.into()));
-        }
+        self.state.check_room_for(&job)?;
         self.check_evaluation_id(evaluation)?;
         if force_reschedule {
             self.force_reschedules(&job);

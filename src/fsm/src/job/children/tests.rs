@@ -5,16 +5,17 @@
 use std::collections::BTreeMap;
 
 use crate::{
+    allocation::{ClientStatus, Replacement, StopAllocation},
     command::{Command, DispatchAnswer, Rejection, Reply},
     evaluation::{EvaluationStatus, Trigger},
     gc::{CollectGarbage, Cutoffs},
-    id::{JobKey, Text},
+    id::{AllocationId, JobKey, Text},
     job::{
         DispatchJob, Dispatched, EvaluateJob, Job, JobKind, JobSpec, JobStatus, Parameterized,
-        Periodic, StopChildren,
+        Periodic, ScaleJob, StopChildren,
     },
     limits,
-    testing::{Driver, job, job_key, outcome, register, reload},
+    testing::{Driver, GROUP, job, job_key, outcome, register, reload, rows, stop_allocation},
 };
 
 fn parent(name: &str, change: impl FnOnce(&mut Parameterized)) -> JobSpec {
@@ -574,4 +575,84 @@ fn a_key_says_who_its_parent_is() {
     let key = JobKey::new("team", "a/b/dispatch-1-x");
     assert_eq!(key.parent_key(), Some(JobKey::new("team", "a/b")));
     assert_eq!(JobKey::new("team", "a/b").parent_key(), None);
+}
+
+/// Each way in which somebody may ask for a child that is over.
+fn asked_again(driver: &mut Driver, number: u32, instance: AllocationId) -> Vec<Command> {
+    let job = job_key(&child_id(number));
+    let mut evaluations = std::iter::repeat_with(|| driver.evaluation_id());
+    let mut next = || evaluations.next().unwrap();
+    let scale = ScaleJob {
+        job: job.clone(),
+        group: GROUP.into(),
+        count: Some(2),
+        enforce_index: None,
+        message: "".into(),
+        error: false,
+        meta_json: "".into(),
+        evaluation: next(),
+    };
+    let evaluate = |force_reschedule, evaluation| EvaluateJob {
+        job: job.clone(),
+        force_reschedule,
+        evaluation,
+    };
+    vec![
+        evaluate(false, next()).into(),
+        evaluate(true, next()).into(),
+        stop_allocation(instance, Replacement::ByKind, next()),
+        stop_allocation(instance, Replacement::Always, next()),
+        scale.into(),
+    ]
+}
+
+/// Also a child that was over is one of those that are alive when it is run again.
+#[test]
+fn a_child_that_is_over_is_not_run_again_beyond_the_bound() {
+    let ways = asked_again(&mut with_parent(1), 0, AllocationId::default()).len();
+    for way in 0..ways {
+        let mut driver = with_parent(1);
+        let node = driver.node("a");
+        dispatch(&mut driver, 0..3);
+        let instance = driver.run(&child_id(0), 0, node);
+        driver.report(instance, ClientStatus::Failed);
+        end(&mut driver, 0);
+        assert_eq!(those(&driver, 3, true), [2]);
+        let command = asked_again(&mut driver, 0, instance).swap_remove(way);
+        let before = rows(&driver.state);
+        let why = driver.reject(command.clone()).to_string();
+        assert!(why.contains("1 children of \"t\" are alive"), "{why}");
+        assert_eq!(rows(&driver.state), before, "{command:?}");
+        let children = driver.state.children(&job_key("t")).unwrap();
+        assert_eq!(children.alive(), 1, "{command:?}");
+        end(&mut driver, 1);
+        end(&mut driver, 2);
+        driver.accept(command);
+        assert_ne!(row(&driver, 0).status, JobStatus::Dead);
+    }
+}
+
+/// An instance that ends with a delay is told not to wait, however many others are alive: nothing
+/// of its job starts by that.
+#[test]
+fn what_still_ends_of_a_child_that_is_over_is_hurried() {
+    let mut driver = with_parent(1);
+    let node = driver.node("a");
+    dispatch(&mut driver, 0..2);
+    let instance = driver.run(&child_id(0), 0, node);
+    let evaluation = driver.evaluation_id();
+    driver.accept(stop_allocation(instance, Replacement::ByKind, evaluation));
+    let plan = driver.plan(evaluation).stopping(instance, None);
+    assert!(driver.commit_plan(plan).outcome_taken);
+    end(&mut driver, 0);
+    assert_eq!(those(&driver, 2, true), [] as [u32; 0]);
+    let hurry = StopAllocation {
+        id: instance,
+        replacement: Replacement::ByKind,
+        no_shutdown_delay: true,
+        evaluation: driver.evaluation_id(),
+    };
+    assert_eq!(driver.accept(hurry.into()), Reply::Evaluations(Vec::new()));
+    assert!(driver.allocation(instance).transition.no_shutdown_delay);
+    assert_eq!(counts(&driver), (1, 0, 1, 0));
 }
