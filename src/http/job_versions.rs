@@ -95,6 +95,7 @@ pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error
         stop: row.stop,
         enforce_index: Some(index),
         wall_s: clock::wall_s(),
+        reverts_to: Some(version),
         ..RegisterJob::new(row.spec.clone(), call.evaluation_id())
     });
     let written = call.write(command).await?;

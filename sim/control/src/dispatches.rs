@@ -1,7 +1,7 @@
 //! Dispatches: one of three seeds has a parameterized job, of which children are dispatched, some of them under a token that comes again with another
 //! request, and stopped, while the bound on those that are alive changes. From dice of its own: no throw in here moves one of the older dice.
 //!
-//! Children that are over are asked for again as well: scaled, evaluated, or an instance of them replaced.
+//! Children that are over are asked for again as well: scaled, evaluated, started as a version of theirs, or an instance of them replaced.
 //!
 //! Judged from the rows alone, not from the derived index: a token makes one child, no entry starts a child, or brings one that is over to life,
 //! beyond the bound, none starts before one that waits longer, and none waits although there is room.
@@ -16,7 +16,8 @@ use fsm::{
     allocation::Replacement,
     command::DispatchAnswer,
     job::{
-        DeregisterJob, DispatchJob, Dispatched, EvaluateJob, Parameterized, ScaleJob, StopChildren,
+        DeregisterJob, DispatchJob, Dispatched, EvaluateJob, Parameterized, RegisterJob, ScaleJob,
+        StopChildren,
     },
     limits::LET_IN_MAX,
     testing,
@@ -140,10 +141,12 @@ impl World {
         let ids: Vec<_> = truth.allocations_of_job(&job).map(|row| row.id).collect();
         let evaluation = EvaluationId(self.ids.next());
         let instance = dice.pick(&ids);
-        Some(match (dice.below(4), instance) {
-            (0, Some(id)) => testing::stop_allocation(id, Replacement::Always, evaluation),
-            (1, Some(id)) => testing::stop_allocation(id, Replacement::ByKind, evaluation),
-            (2, _) => Command::ScaleJob(ScaleJob {
+        let create_index = truth.jobs().get(&job)?.create_index;
+        let version = dice.pick(&truth.versions_of(&job, create_index));
+        Some(match (dice.below(6), instance, version) {
+            (0, Some(id), _) => testing::stop_allocation(id, Replacement::Always, evaluation),
+            (1, Some(id), _) => testing::stop_allocation(id, Replacement::ByKind, evaluation),
+            (2, ..) => Command::ScaleJob(ScaleJob {
                 job,
                 group: testing::GROUP.into(),
                 count: Some(u32::from(evaluation.0[1] % 4)),
@@ -152,6 +155,11 @@ impl World {
                 error: false,
                 meta_json: "".into(),
                 evaluation,
+            }),
+            (4 | 5, _, Some(kept)) => Command::RegisterJob(RegisterJob {
+                stop: kept.stop,
+                reverts_to: Some(kept.version),
+                ..RegisterJob::new(Arc::clone(&kept.spec), evaluation)
             }),
             _ => Command::EvaluateJob(EvaluateJob {
                 job,

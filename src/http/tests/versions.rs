@@ -436,3 +436,44 @@ async fn plans_predict_what_registrations_do() {
     assert!(seen.values().all(|count| *count > 5), "each kind of change has to come up: {seen:?}");
     server.stop().await;
 }
+
+/// A child is made by its parent, and goes back to its own versions: also after a stop, as `job start` does it.
+#[tokio::test]
+async fn a_child_goes_back_to_its_own_versions() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let mut job = web_job("render");
+    job["Type"] = "batch".into();
+    job["ParameterizedJob"] = json!({ "MaxRunning": 1 });
+    server.put("/v1/jobs", &json!({ "Job": job })).await.ok();
+    let dispatch = async || {
+        let made = server.put("/v1/job/render/dispatch", &json!({})).await.ok();
+        made["DispatchedJobID"].as_str().unwrap().to_owned()
+    };
+    let id = dispatch().await;
+    let path = format!("/v1/job/{}", id.replace('/', "%2F"));
+    let scale = json!({ "Count": 3, "Target": { "Group": "web" } });
+    server.put(&format!("{path}/scale"), &scale).await.ok();
+    server.delete(&path).await.ok();
+    let revert = async |version: u64| {
+        let body = json!({ "JobID": id, "JobVersion": version });
+        server.put(&format!("{path}/revert"), &body).await
+    };
+    let answer = revert(1).await.ok();
+    assert_ne!(answer["EvalID"], json!(""));
+    revert(0).await.ok();
+    let child: Value = server.get(&path).await.ok();
+    assert_eq!((&child["Version"], &child["Stop"]), (&json!(4), &json!(false)));
+    assert_eq!(child["TaskGroups"][0]["Count"], json!(1));
+
+    for (path, body) in [
+        ("/v1/jobs".to_owned(), json!({ "Job": child })),
+        (format!("{path}/plan"), json!({ "Job": child })),
+    ] {
+        let refused = server.put(&path, &body).await;
+        assert_eq!(refused.status, 400, "{path}");
+        let words = "it is a child of \"render\", which makes its children";
+        assert!(refused.text.contains(words), "{}", refused.text);
+        assert!(!refused.text.contains("elsewhere"), "{}", refused.text);
+    }
+    server.stop().await;
+}

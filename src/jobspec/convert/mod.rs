@@ -160,20 +160,32 @@ fn refuse_unsupported(fields: &mut Fields<'_>, report: &mut Report) {
         ("Payload", "a payload outside a dispatch is"),
         ("VaultNamespace", "Vault namespaces are"),
         ("ConsulNamespace", "Consul namespaces are"),
-        ("ParentID", "registering children of a parameterized or periodic job is"),
     ] {
         fields.refuse(field, "job", what, report);
     }
 }
 
+/// A child that was inspected comes back as a job of its own.
+fn refuse_child(parent: Option<&str>, at: String, report: &mut Report) {
+    if let Some(parent) = parent {
+        let message = format!(
+            "it is a child of \"{parent}\", which makes its children: start another one of that, or \
+             go back to a version of this one with: quorate job revert"
+        );
+        report.error(at, message);
+    }
+}
+
 fn job_id(fields: &mut Fields<'_>, report: &mut Report) -> String {
     let path = fields.at("ID");
+    let parent = fields.text_filled("ParentID", report);
+    refuse_child(parent, fields.at("ParentID"), report);
     let Some(id) = fields.text_filled("ID", report) else {
         report.error(path, "a job needs an ID: add it");
         return String::new();
     };
     check_word(id, path.clone(), report);
-    if JobKey::new("", id).parent().is_some() {
+    if parent.is_none() && JobKey::new("", id).parent().is_some() {
         let message = "ends in the form of a dispatched or periodic job: call it something else";
         report.error(path, message);
     }

@@ -180,16 +180,14 @@ impl State {
     }
 
     /// Whether a child may be worked on at somebody's request. One that waits for its siblings, or
-    /// that is over while as many of them are alive as may be, would be one too many. One that is
-    /// stopped may: nothing of it starts.
+    /// that is over while as many of them are alive as may be, would be one too many.
     pub(crate) fn check_room_for(&self, job: &Job) -> Result<(), Rejection> {
         if job.waiting.is_some() {
             let text = "the job waits until fewer of its parent's are alive: max_running";
             return Err(refused(text.to_owned()));
         }
         let Some(parent) = job.key.parent_key() else { return Ok(()) };
-        let is_over = job.status == JobStatus::Dead && !job.stop;
-        if is_over && self.room_for_children(&parent) == Some(0) {
+        if job.status == JobStatus::Dead && self.room_for_children(&parent) == Some(0) {
             let alive = self.children(&parent).map_or(0, |children| children.alive());
             let text = format!(
                 "the job is over, and {alive} children of \"{}\" are alive, as many as its max_running \

@@ -27,6 +27,9 @@ pub struct RegisterJob {
     pub preserve_resources: bool,
     /// The new version is a stop: nothing of it runs.
     pub stop: bool,
+    /// The version of the job that this one runs again. A child gets versions in no other way: it is
+    /// made by its parent.
+    pub reverts_to: Option<u64>,
 }
 
 impl RegisterJob {
@@ -42,6 +45,7 @@ impl RegisterJob {
             preserve_counts: false,
             preserve_resources: false,
             stop: false,
+            reverts_to: None,
         }
     }
 }

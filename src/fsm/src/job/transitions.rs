@@ -78,6 +78,7 @@ impl Turn<'_> {
             preserve_counts,
             preserve_resources,
             stop,
+            reverts_to,
         } = *command;
         if self.state.scheduler_configuration().reject_job_registration {
             return Err(Rejection::RegistrationDisabled);
@@ -90,13 +91,7 @@ impl Turn<'_> {
         spec.check().map_err(refused)?;
         submission.as_deref().map_or(Ok(()), Submission::check).map_err(refused)?;
         check_priority(evaluation_priority)?;
-        if let Some(parent) = spec.key.parent() {
-            let text = format!(
-                "job \"{}\" has the id of a child of \"{parent}\": children are made by their parent",
-                spec.key.id
-            );
-            return Err(refused(text));
-        }
+        self.check_is_own(spec, old.as_deref(), reverts_to)?;
         check_enforced(enforce_index, old.as_deref())?;
         if !self.state.namespaces.contains(&spec.key.namespace) {
             let message = format!("namespace \"{}\" does not exist", spec.key.namespace);
@@ -129,6 +124,9 @@ impl Turn<'_> {
                 return Err(Rejection::Invalid(message.into()));
             }
         }
+        if let Some(old) = old.as_deref().filter(|_| !stop) {
+            self.state.check_room_for(old)?;
+        }
         self.check_evaluation_id(evaluation)?;
         if stop {
             self.cancel_blocked(&spec.key, None, "the job was stopped");
@@ -143,6 +141,28 @@ impl Turn<'_> {
             job_modify_index: job.job_modify_index,
             found: old.is_some(),
         })
+    }
+
+    /// Refuses to register a child, unless a version of it that is kept is run again.
+    fn check_is_own(
+        &self,
+        spec: &Arc<JobSpec>,
+        old: Option<&Job>,
+        reverts_to: Option<u64>,
+    ) -> Result<(), Rejection> {
+        let Some(parent) = spec.key.parent() else { return Ok(()) };
+        let kept = old.zip(reverts_to).and_then(|(old, version)| {
+            self.state.job_versions.get(&(old.key.clone(), old.create_index, version))
+        });
+        if kept.is_some_and(|kept| kept.spec == *spec) {
+            return Ok(());
+        }
+        let text = format!(
+            "job \"{}\" has the id of a child of \"{parent}\": children are made by their parent, \
+             and one that is there goes back to versions of its own only",
+            spec.key.id
+        );
+        Err(refused(text))
     }
 
     /// The spec with what a registration keeps of the version that the job is at.

@@ -787,6 +787,7 @@ fn registration(evaluation: EvaluationId) -> Command {
         preserve_counts: true,
         preserve_resources: true,
         stop: true,
+        reverts_to: Some(3),
     })
 }
 

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "tests")]
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     allocation::{ClientStatus, Replacement, StopAllocation},
@@ -12,7 +12,7 @@ use crate::{
     id::{AllocationId, JobKey, Text},
     job::{
         DispatchJob, Dispatched, EvaluateJob, Job, JobKind, JobSpec, JobStatus, Parameterized,
-        Periodic, ScaleJob, StopChildren,
+        Periodic, RegisterJob, ScaleJob, StopChildren,
     },
     limits,
     testing::{Driver, GROUP, job, job_key, outcome, register, reload, rows, stop_allocation},
@@ -630,6 +630,71 @@ fn a_child_that_is_over_is_not_run_again_beyond_the_bound() {
         driver.accept(command);
         assert_ne!(row(&driver, 0).status, JobStatus::Dead);
     }
+}
+
+/// The version of a child as it is registered, and the one that this says it is.
+fn registered(driver: &mut Driver, version: u64, reverts_to: Option<u64>) -> Command {
+    let create_index = row(driver, 0).create_index;
+    let key = (job_key(&child_id(0)), create_index, version);
+    let kept = driver.state.job_versions().get(&key).unwrap().clone();
+    let evaluation = driver.evaluation_id();
+    Command::RegisterJob(RegisterJob {
+        reverts_to,
+        stop: kept.stop,
+        ..RegisterJob::new(Arc::clone(&kept.spec), evaluation)
+    })
+}
+
+/// A child that is there goes back to versions of its own, and to nothing else.
+#[test]
+fn a_child_runs_its_own_versions_again() {
+    let mut driver = with_parent(1);
+    let payload = vec![1, 2];
+    let child =
+        Dispatched { payload: payload.clone(), token: "a".into(), ..dispatched(&mut driver, 0) };
+    answers(&mut driver, vec![child]);
+    let scale = asked_again(&mut driver, 0, AllocationId::default()).pop().unwrap();
+    driver.accept(scale);
+    driver.deregister_job(&child_id(0), false);
+    end(&mut driver, 0);
+    assert_eq!((row(&driver, 0).version, row(&driver, 0).stop), (2, true));
+
+    let refuse = |driver: &mut Driver, version, reverts_to| {
+        let command = registered(driver, version, reverts_to);
+        let why = driver.reject(command).to_string();
+        assert!(why.contains("children are made by their parent"), "{why}");
+    };
+    refuse(&mut driver, 1, None);
+    refuse(&mut driver, 1, Some(0));
+    refuse(&mut driver, 1, Some(7));
+
+    let start = registered(&mut driver, 1, Some(1));
+    driver.accept(start);
+    let back = row(&driver, 0).clone();
+    assert_eq!((back.version, back.stop, back.status), (3, false, JobStatus::Pending));
+    let spec = driver.state.current_spec(&back).unwrap();
+    assert_eq!(spec.groups[0].count, 2);
+    assert_eq!(spec.dispatch.as_ref().map(|one| &one.payload), Some(&payload));
+    let first = registered(&mut driver, 0, Some(0));
+    driver.accept(first);
+    assert_eq!((row(&driver, 0).version, &*row(&driver, 0).token), (4, "a"));
+
+    // It counts as any other that comes to life again; a stop does not.
+    driver.deregister_job(&child_id(0), false);
+    end(&mut driver, 0);
+    dispatch(&mut driver, 1..2);
+    let start = registered(&mut driver, 4, Some(4));
+    let why = driver.reject(start.clone()).to_string();
+    assert!(why.contains("1 children of \"t\" are alive"), "{why}");
+    let stop = registered(&mut driver, 2, Some(2));
+    driver.accept(stop);
+    end(&mut driver, 0);
+    end(&mut driver, 1);
+    driver.accept(start);
+    driver.deregister_job(&child_id(0), true);
+    let evaluation = driver.evaluation_id();
+    let gone = register(job(&child_id(0), JobKind::Batch, 1), evaluation);
+    assert!(driver.reject(gone).to_string().contains("children are made by their parent"));
 }
 
 /// An instance that ends with a delay is told not to wait, however many others are alive: nothing
