@@ -2,9 +2,9 @@
 //! itself.
 //!
 //! A dispatch with a token that another child of the parent was dispatched with is that dispatch,
-//! sent again: it is answered with that child and makes nothing.
+//! sent again: it is answered with that child and makes nothing, whatever has become of the parent.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{Dispatch, DispatchJob, Dispatched, Job, NewChild, Parameterized};
 use crate::{
@@ -12,18 +12,45 @@ use crate::{
     bounds::refused,
     command::{DispatchAnswer, Rejection, Reply},
     evaluation::Trigger,
-    id::Text,
+    id::{JobKey, Text},
     limits,
     plant::{Plant, is_planted},
 };
 
+/// A job of which children may be dispatched.
+struct Open {
+    parent: Arc<Job>,
+    block: Parameterized,
+}
+
 impl Turn<'_> {
     pub(crate) fn dispatch_job(&mut self, command: &DispatchJob) -> Outcome {
-        let parent = self.state.jobs.get(&command.parent).cloned();
-        let parent = parent.ok_or_else(|| not_found("job"))?;
+        if command.children.len() > limits::DISPATCHES_MAX {
+            let (asked, max) = (command.children.len(), limits::DISPATCHES_MAX);
+            return Err(refused(format!("{asked} dispatches in one entry, at most {max} may be")));
+        }
+        let open = self.open_for_dispatch(&command.parent);
+        let mut tokens = command.children.iter().map(|child| &child.token);
+        let is_known = tokens.any(|token| self.dispatched_before(&command.parent, token).is_some());
+        if let Err(why) = &open
+            && !is_known
+        {
+            return Err(why.clone());
+        }
+        let positions = 0..u32::MAX;
+        let answers = command.children.iter().zip(positions).map(|(child, position)| {
+            self.dispatch(&command.parent, &open, child, position)
+                .unwrap_or_else(DispatchAnswer::Refused)
+        });
+        Ok(Reply::Dispatched(answers.collect()))
+    }
+
+    /// The job and its spec, if children of it may be dispatched now.
+    fn open_for_dispatch(&self, key: &JobKey) -> Result<Open, Rejection> {
+        let parent = self.state.jobs.get(key).cloned().ok_or_else(|| not_found("job"))?;
         let id = &parent.key.id;
         let spec = self.state.current_spec(&parent).cloned();
-        let Some(block) = spec.as_ref().and_then(|spec| spec.parameterized.as_ref()) else {
+        let Some(block) = spec.as_ref().and_then(|spec| spec.parameterized.clone()) else {
             let remedy = match parent.key.parent() {
                 Some(of) => format!("it is a child of \"{of}\", dispatch that"),
                 None => "add a parameterized block".to_owned(),
@@ -38,21 +65,13 @@ impl Turn<'_> {
         if self.state.scheduler_configuration().reject_job_registration {
             return Err(Rejection::RegistrationDisabled);
         }
-        if command.children.len() > limits::DISPATCHES_MAX {
-            let (asked, max) = (command.children.len(), limits::DISPATCHES_MAX);
-            return Err(refused(format!("{asked} dispatches in one entry, at most {max} may be")));
-        }
-        let positions = 0..u32::MAX;
-        let answers = command.children.iter().zip(positions).map(|(child, position)| {
-            self.dispatch(&parent, block, child, position).unwrap_or_else(DispatchAnswer::Refused)
-        });
-        Ok(Reply::Dispatched(answers.collect()))
+        Ok(Open { parent, block })
     }
 
     fn dispatch(
         &mut self,
-        parent: &Job,
-        block: &Parameterized,
+        parent: &JobKey,
+        open: &Result<Open, Rejection>,
         child: &Dispatched,
         position: u32,
     ) -> Result<DispatchAnswer, Rejection> {
@@ -63,6 +82,7 @@ impl Turn<'_> {
             }
             token = Text::default();
         }
+        let Open { parent, block } = open.as_ref().map_err(Rejection::clone)?;
         check_name(&child.id, &child.token)?;
         block.check_payload(&child.payload).map_err(refused)?;
         block.check_meta(&child.meta).map_err(refused)?;
@@ -83,8 +103,8 @@ impl Turn<'_> {
     }
 
     /// The child that was dispatched with a token, as an answer.
-    fn dispatched_before(&self, parent: &Job, token: &Text) -> Option<DispatchAnswer> {
-        let key = self.state.children(&parent.key)?.tokens.get(token)?;
+    fn dispatched_before(&self, parent: &JobKey, token: &Text) -> Option<DispatchAnswer> {
+        let key = self.state.children(parent)?.tokens.get(token)?;
         let create_index = self.state.jobs.get(key)?.create_index;
         let name = own_name(&key.id);
         Some(DispatchAnswer::Child { name, evaluation: None, create_index, found: true })

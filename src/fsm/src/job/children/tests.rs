@@ -185,6 +185,31 @@ fn the_same_token_is_the_same_dispatch() {
     assert_eq!(anew, ("dispatch-1700000000-00000006".into(), false));
 }
 
+/// Who asks again after a lost reply hears of the child, whatever has become of its parent.
+#[test]
+fn the_same_token_is_the_same_dispatch_of_a_parent_that_takes_no_more() {
+    let mut driver = with_parent(0);
+    let child = |driver: &mut Driver, number, token: &str| Dispatched {
+        token: token.into(),
+        ..dispatched(driver, number)
+    };
+    let first = child(&mut driver, 1, "a");
+    answers(&mut driver, vec![first]);
+    for purge in [false, true] {
+        driver.deregister_job("t", purge);
+        let again = vec![child(&mut driver, 2, "a"), child(&mut driver, 3, "b")];
+        let [known, other] = &answers(&mut driver, again)[..] else { panic!() };
+        let DispatchAnswer::Child { name, found, .. } = known else { panic!("{known:?}") };
+        assert_eq!((&**name, *found), ("dispatch-1700000000-00000001", true));
+        let DispatchAnswer::Refused(why) = other else { panic!("{other:?}") };
+        let text = if purge { "job not found" } else { "is stopped: start it" };
+        assert!(why.to_string().contains(text), "{why}");
+        let alone = vec![child(&mut driver, 3, "b")];
+        assert!(driver.reject(command(alone)).to_string().contains(text));
+    }
+    assert_eq!(counts(&driver), (1, 0, 0, 0));
+}
+
 #[test]
 fn what_cannot_be_dispatched_is_refused_and_says_what_to_do() {
     let mut driver = Driver::default();
