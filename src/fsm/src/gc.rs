@@ -67,8 +67,8 @@ impl Cutoffs {
 impl State {
     /// Whether a job may be deleted with its evaluations and allocations. It must be dead and
     /// submitted before `before`, and its evaluations and allocations must be final and unchanged
-    /// since then. A service or system job, or one with children, must also be stopped, no child
-    /// may wait, and no version may have a tag. Cost: one pass over the evaluations and allocations.
+    /// since then. A service or system job, or one with children, must also be stopped, all
+    /// children must be over, and no version may have a tag. Cost: one pass over the evaluations and allocations.
     pub fn is_job_collectable(&self, job: &Job, before: TimeMs) -> bool {
         let over = match job.kind {
             JobKind::Service | JobKind::System => job.stop,
@@ -77,7 +77,7 @@ impl State {
         job.status == JobStatus::Dead
             && over
             && job.submitted_at < before
-            && self.children(&job.key).is_none_or(|children| children.waiting.is_empty())
+            && self.children(&job.key).is_none_or(|children| children.are_over())
             && self
                 .evaluations_of_job(&job.key)
                 .all(|row| row.status.is_terminal() && row.modified_at < before)

@@ -50,6 +50,11 @@ impl Children {
         all.saturating_sub(self.waiting.len() as u64)
     }
 
+    /// None of them runs or will.
+    pub(crate) fn are_over(&self) -> bool {
+        self.pending == 0 && self.running == 0
+    }
+
     /// The dead that are more than so many, the oldest first.
     pub fn surplus(&self, max: u64) -> impl Iterator<Item = &(Index, JobKey)> {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
@@ -57,7 +62,7 @@ impl Children {
     }
 
     fn is_empty(&self) -> bool {
-        self.pending == 0 && self.running == 0 && self.dead.is_empty()
+        self.are_over() && self.dead.is_empty()
     }
 
     fn add(&mut self, job: &Job) {

@@ -426,6 +426,8 @@ fn children_go_on_when_their_parent_is_stopped() {
     };
     assert_eq!(collect(&mut driver), Reply::Collected(0));
     end(&mut driver, 1);
+    assert_eq!(counts(&driver), (1, 0, 2, 0));
+    assert_eq!(collect(&mut driver), Reply::Collected(0), "one is alive");
     end(&mut driver, 2);
     assert_eq!(collect(&mut driver), Reply::Collected(1));
     assert_eq!(counts(&driver).2, 3, "they stay");
