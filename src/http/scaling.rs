@@ -4,9 +4,10 @@ use axum::{Router, routing::get};
 use fsm::{
     Command, JobKey, ScalingPolicyId, State,
     job::{GroupScaling, ScaleJob, ScalingPolicy},
+    limits::SCALING_TEXT_BYTES_MAX,
     table::TableId,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     Context,
@@ -59,20 +60,48 @@ pub(super) async fn scale(call: &Call, target: &Target) -> Result<Answer, Error>
     };
     let meta = fields.object("Meta")?.and_then(|_| fields.value("Meta"));
     let enforce_index = fields.number("JobModifyIndex")?.filter(|index| *index > 0);
+    let mut warnings = Vec::new();
+    let message = kept_message(fields.text("Message")?.unwrap_or(""), &mut warnings);
+    let meta_json = kept_meta(meta.map_or_else(String::new, Value::to_string), &mut warnings);
     let command = Command::ScaleJob(ScaleJob {
         job: target.key(call)?,
         group: group.into(),
         count,
         enforce_index,
-        message: fields.text("Message")?.unwrap_or("").into(),
+        message: message.into(),
         error: fields.flag("Error")?,
-        meta_json: meta.map_or_else(String::new, Value::to_string).into(),
+        meta_json: meta_json.into(),
         evaluation: call.evaluation_id(),
     });
     let written = call.write(command).await?;
     let mut answer = job_reply(&written);
-    answer["Warnings"] = "".into();
+    answer["Warnings"] = warnings.join("\n").into();
     call.answer_write(&written, answer)
+}
+
+/// The message as its event keeps it: one that is too long is cut. No scaling is lost for what is said about it.
+fn kept_message(text: &str, warnings: &mut Vec<String>) -> String {
+    let bytes = text.len();
+    if bytes <= SCALING_TEXT_BYTES_MAX {
+        return text.to_owned();
+    }
+    let mark = format!("… (cut: it had {bytes} bytes)");
+    let end = text.floor_char_boundary(SCALING_TEXT_BYTES_MAX.saturating_sub(mark.len()));
+    warnings.push(format!(
+        "Message has {bytes} bytes, of which {SCALING_TEXT_BYTES_MAX} are kept: it was cut"
+    ));
+    format!("{}{mark}", text.get(..end).unwrap_or_default())
+}
+
+/// The meta as its event keeps it: half of an object is none, so a note takes the place of one that is too long.
+fn kept_meta(json: String, warnings: &mut Vec<String>) -> String {
+    let bytes = json.len();
+    if bytes <= SCALING_TEXT_BYTES_MAX {
+        return json;
+    }
+    let why = format!("Meta has {bytes} bytes, at most {SCALING_TEXT_BYTES_MAX} are kept");
+    warnings.push(format!("{why}: it was left out"));
+    json!({ "quorate.left_out": why }).to_string()
 }
 
 /// The group that the body names. It may name job and namespace too, if they are those of the request.

@@ -59,6 +59,37 @@ async fn a_scale_is_answered_as_a_registration_and_leaves_an_event() {
 }
 
 /// An autoscaler blocks on the index that it was told: it rises with the job's allocations and events, and not with those of others.
+/// A count is moved whatever is said about it: what is too long for an event is cut, or left out, and says so.
+#[tokio::test]
+async fn what_is_too_long_for_an_event_does_not_keep_a_scale_from_its_effect() {
+    let server = scaled().await;
+    let mut body = to(&json!(3));
+    body["Message"] = "ä".repeat(3_000).into();
+    body["Meta"] = json!({ "policy": "x".repeat(5_000) });
+    let answer = scale(&server, &body).await.ok();
+    let warnings = answer["Warnings"].as_str().unwrap();
+    assert!(warnings.contains("Message has 6000 bytes, of which 4096 are kept"), "{warnings}");
+    assert!(warnings.contains("Meta has 5013 bytes, at most 4096 are kept"), "{warnings}");
+    let status: Value = server.get("/v1/job/web/scale").await.ok();
+    let group = &status["TaskGroups"]["web"];
+    assert_eq!(group["Desired"], 3);
+    let event = &group["Events"][0];
+    let message = event["Message"].as_str().unwrap();
+    assert!(message.starts_with("ää") && message.ends_with("ä… (cut: it had 6000 bytes)"));
+    assert!((4_094..=4_096).contains(&message.len()), "{}", message.len());
+    let note = json!({ "quorate.left_out": "Meta has 5013 bytes, at most 4096 are kept" });
+    assert_eq!(event["Meta"], note);
+
+    // What fits is kept as it is.
+    let mut body = to(&json!(4));
+    body["Message"] = "x".repeat(4_096).into();
+    let answer = scale(&server, &body).await.ok();
+    assert_eq!(answer["Warnings"], "");
+    let status: Value = server.get("/v1/job/web/scale").await.ok();
+    assert_eq!(status["TaskGroups"]["web"]["Events"][0]["Message"], body["Message"]);
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn the_index_of_the_status_is_that_of_the_job() {
     let cluster = TestCluster::new();
