@@ -108,9 +108,11 @@ fn check_resources(what: &str, resources: Resources) -> Checked {
     Ok(())
 }
 
-fn check_times(what: &str, times: &[u64]) -> Checked {
-    let longest = times.iter().copied().max().unwrap_or_default();
-    at_most(&format!("a time of {what}, in ms,"), longest, limits::JOB_TIME_MS_MAX)
+fn check_times(times: &[(&str, u64)]) -> Checked {
+    for &(what, ms) in times {
+        at_most(&format!("{what}, in ms,"), ms, limits::JOB_TIME_MS_MAX)?;
+    }
+    Ok(())
 }
 
 fn check_weights(affinities: &[Affinity], spreads: &[Spread]) -> Checked {
@@ -202,32 +204,29 @@ impl TaskGroup {
         at_most("disk", self.disk_mb, limits::SIZE_MAX)?;
         check_weights(&self.affinities, &self.spreads)?;
         let migrate = &self.migrate;
-        check_times(
-            "the group",
-            &[
-                self.shutdown_delay_ms,
-                self.max_run_ms,
-                self.restart.interval_ms,
-                self.restart.delay_ms,
-                migrate.healthy_ms_min,
-                migrate.healthy_deadline_ms,
-            ],
-        )?;
+        check_times(&[
+            ("shutdown_delay", self.shutdown_delay_ms),
+            ("max_run_duration", self.max_run_ms),
+            ("interval of restart", self.restart.interval_ms),
+            ("delay of restart", self.restart.delay_ms),
+            ("min_healthy_time of migrate", migrate.healthy_ms_min),
+            ("healthy_deadline of migrate", migrate.healthy_deadline_ms),
+        ])?;
         if let Some(update) = &self.update {
             at_most("update canary", u64::from(update.canaries), limits::JOB_COUNT_MAX)?;
-            check_times(
-                "update",
-                &[
-                    update.stagger_ms,
-                    update.healthy_ms_min,
-                    update.healthy_deadline_ms,
-                    update.progress_deadline_ms,
-                ],
-            )?;
+            check_times(&[
+                ("stagger of update", update.stagger_ms),
+                ("min_healthy_time of update", update.healthy_ms_min),
+                ("healthy_deadline of update", update.healthy_deadline_ms),
+                ("progress_deadline of update", update.progress_deadline_ms),
+            ])?;
         }
         if let Some(policy) = &self.reschedule {
-            let times = [policy.interval_ms, policy.delay_ms, policy.delay_ms_max];
-            check_times("reschedule", &times)?;
+            check_times(&[
+                ("interval of reschedule", policy.interval_ms),
+                ("delay of reschedule", policy.delay_ms),
+                ("max_delay of reschedule", policy.delay_ms_max),
+            ])?;
         }
         if let Some(why) = self.scaling.as_ref().and_then(|scaling| scaling.refuses(self.count)) {
             return Err(why);
@@ -255,10 +254,12 @@ impl Task {
             at_most(what, amount, limits::SIZE_MAX)?;
         }
         let restart = &self.restart;
-        check_times(
-            "the task",
-            &[self.kill_timeout_ms, self.shutdown_delay_ms, restart.interval_ms, restart.delay_ms],
-        )?;
+        check_times(&[
+            ("kill_timeout", self.kill_timeout_ms),
+            ("shutdown_delay", self.shutdown_delay_ms),
+            ("interval of restart", restart.interval_ms),
+            ("delay of restart", restart.delay_ms),
+        ])?;
         at_most("max_files of logs", self.logs.files_max.into(), limits::LOG_FILES_MAX)?;
         at_most("max_file_size of logs", self.logs.file_mb_max.into(), limits::LOG_FILE_MB_MAX)?;
         check_weights(&self.affinities, &[])?;

@@ -55,7 +55,7 @@ fn a_job_over_a_bound_is_refused() {
         let constraint = Constraint { left: text(), operand: text(), right: text() };
         job.affinities = vec![Affinity { constraint, weight: i16::MAX }];
     };
-    let cases: [(Change, &str); 14] = [
+    let cases: [(Change, &str); 15] = [
         (wide, "count of all groups is 4294967295, at most 50000 may be"),
         (sum, "count of all groups is 60000, at most 50000 may be"),
         (groups, "1001 task groups in the job, at most 1000 may be"),
@@ -73,7 +73,14 @@ fn a_job_over_a_bound_is_refused() {
         ),
         (|job| job.groups[0].disk_mb = u64::MAX, "disk is 18446744073709551615, at most"),
         (|job| job.groups[0].tasks[0].resources.cpu_mhz = (1 << 40) + 1, "cpu is 1099511627777"),
-        (|job| job.groups[0].tasks[0].kill_timeout_ms = u64::MAX, "a time of the task, in ms,"),
+        (
+            |job| job.groups[0].tasks[0].kill_timeout_ms = u64::MAX,
+            "group \"web\": task \"server\": kill_timeout, in ms, is 18446744073709551615",
+        ),
+        (
+            |job| job.groups[0].max_run_ms = 9_223_372_036_855,
+            "group \"web\": max_run_duration, in ms, is 9223372036855, at most 9223372036854 may be",
+        ),
         (|job| job.groups[0].tasks[0].logs.files_max = 1_001, "max_files of logs is 1001"),
         (|job| job.meta = texts(2_000, 1_000), "bytes, at most 1048576 may be"),
     ];
