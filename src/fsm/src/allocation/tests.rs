@@ -188,6 +188,69 @@ fn a_failed_instance_is_run_again_when_that_is_asked_for() {
     assert!(why.contains("has ended (complete)"), "{why}");
 }
 
+/// An instance that has ended is not replaced when its place is taken or gone, and its place is not
+/// left empty: the refusal says why nothing would happen.
+#[test]
+fn a_stop_of_what_has_ended_that_would_change_nothing_is_refused() {
+    let with = |count, kind| {
+        let mut driver = Driver::default();
+        let node = driver.node("a");
+        driver.register_job(job("t", kind, count));
+        let id = driver.run("t", 0, node);
+        (driver, node, id)
+    };
+    let stop = |driver: &mut Driver, id, replacement| {
+        let evaluation = driver.evaluation_id();
+        stop_allocation(id, replacement, evaluation)
+    };
+    let end = |driver: &mut Driver, id, replacement| {
+        let command = stop(driver, id, replacement);
+        driver.accept(command);
+        let evaluation = driver.evaluate_job("t");
+        let plan = driver.plan(evaluation).stopping(id, None);
+        assert!(driver.commit_plan(plan).outcome_taken);
+        driver.report(id, ClientStatus::Complete);
+    };
+    let refuse = |driver: &mut Driver, id, replacement, text: &str| {
+        let command = stop(driver, id, replacement);
+        let before = rows(&driver.state);
+        let why = driver.reject(command).to_string();
+        assert!(why.contains(text), "{why}");
+        assert_eq!(rows(&driver.state), before);
+    };
+
+    let (mut driver, _, id) = with(1, JobKind::Service);
+    driver.report(id, ClientStatus::Failed);
+    refuse(&mut driver, id, Replacement::Never, "has ended (failed): only one that runs");
+
+    // Its place was filled by a new version with a higher count.
+    let (mut driver, node, id) = with(1, JobKind::Service);
+    end(&mut driver, id, Replacement::Never);
+    let again = stop(&mut driver, id, Replacement::Never);
+    driver.accept(again);
+    driver.register_job(job("t", JobKind::Service, 2));
+    let filled = driver.run("t", 0, node);
+    let text = format!("has ended (complete), and alloc {filled} has its place");
+    refuse(&mut driver, id, Replacement::Always, &text);
+
+    // Fewer are wanted by now, and they are there.
+    let (mut driver, node, id) = with(3, JobKind::Batch);
+    let others = [1, 2].map(|index| driver.run("t", index, node));
+    end(&mut driver, id, Replacement::ByKind);
+    driver.register_job(job("t", JobKind::Batch, 2));
+    refuse(&mut driver, id, Replacement::Always, "group \"web\" has all of its instances: 2");
+    driver.report(others[0], ClientStatus::Failed);
+    let again = stop(&mut driver, id, Replacement::Always);
+    driver.accept(again);
+
+    // There is nothing of which it could be an instance.
+    driver.deregister_job("t", false);
+    refuse(&mut driver, id, Replacement::Always, "and its job is stopped");
+    driver.deregister_job("t", true);
+    driver.register_job(job("t", JobKind::Batch, 2));
+    refuse(&mut driver, id, Replacement::Always, "and its job was purged");
+}
+
 /// What is lost before it was stopped did not end by request: it is made up for.
 #[test]
 fn what_is_lost_before_its_stop_has_not_ended_by_request() {

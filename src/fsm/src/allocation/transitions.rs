@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Allocation, ClientStatus, ClientUpdate, DesiredStatus, ExpireRuns, NodeReport, RUN_TIME_OVER,
-    Replacement, StopAllocation, TaskEvent, TaskState, UpdateAllocations,
+    Allocation, ClientStatus, ClientUpdate, DesiredStatus, ExpireRuns, LiveName, NameScope,
+    NodeReport, RUN_TIME_OVER, Replacement, StopAllocation, TaskEvent, TaskState,
+    UpdateAllocations,
 };
 use crate::{
     apply::{Outcome, Turn, not_found},
-    bounds::cut,
+    bounds::{cut, refused},
     command::{Rejection, Reply},
     deployment::AllocationHealth,
     effect::Effect,
@@ -192,25 +193,68 @@ impl Turn<'_> {
         Reply::Done
     }
 
-    /// Has an instance that failed replaced, whatever bound or delay it waits for; one that ended in another way has no successor to come.
-    fn run_again(&mut self, job: &Job, old: &Allocation) -> Result<(), Rejection> {
+    /// Refuses what would change nothing: to replace an instance that has ended and whose place is
+    /// none any more, or is taken, or to leave the place of one empty that was not stopped.
+    fn check_ended(
+        &self,
+        job: &Job,
+        old: &Allocation,
+        replacement: Replacement,
+    ) -> Result<(), Rejection> {
+        let ended = format!("alloc {} has ended ({})", old.id, old.client.name());
+        match replacement {
+            Replacement::ByKind => Ok(()),
+            Replacement::Never => {
+                let runs_once = matches!(job.kind, JobKind::Batch | JobKind::Sysbatch);
+                if old.is_ended_by_request() && old.may_stay_ended(runs_once) {
+                    return Ok(());
+                }
+                Err(refused(format!(
+                    "{ended}: only one that runs is stopped without a replacement"
+                )))
+            }
+            Replacement::Always => {
+                if let Some(why) = self.why_no_place(job, old) {
+                    return Err(refused(format!("{ended}, {why}")));
+                }
+                let may_run_again = old.is_ended_by_request()
+                    || old.transition.reschedule
+                    || self.is_to_replace(job, old);
+                if may_run_again {
+                    return Ok(());
+                }
+                let only = "only one that runs, that has failed or that was stopped is replaced";
+                Err(refused(format!("{ended}: {only}")))
+            }
+        }
+    }
+
+    /// Why nothing could take the place of an instance that has ended.
+    fn why_no_place(&self, job: &Job, old: &Allocation) -> Option<String> {
+        if job.stop {
+            return Some("and its job is stopped: start that".to_owned());
+        }
+        if old.job_create_index != job.create_index {
+            return Some("and its job was purged: this one is another".to_owned());
+        }
         let next = old.next.filter(|next| self.state.allocations.contains(next));
-        if let Some(next) = next {
-            let text = format!("alloc {} has ended, and alloc {next} has its place", old.id);
-            return Err(Rejection::Invalid(text.into()));
+        let holder = next.or_else(|| self.state.live_name(&job.key, &old.live_name()));
+        if let Some(holder) = holder {
+            return Some(format!("and alloc {holder} has its place"));
         }
-        if !old.transition.reschedule && !self.is_to_replace(job, old) {
-            let text = format!(
-                "alloc {} has ended ({}): only one that runs, that has failed or that was stopped is replaced",
-                old.id,
-                old.client.name()
-            );
-            return Err(Rejection::Invalid(text.into()));
+        if old.per_node {
+            return None;
         }
-        let mut row = old.clone();
-        row.transition.reschedule = true;
-        self.put_allocation(row);
-        Ok(())
+        let spec = self.state.current_spec(job);
+        let count = spec.and_then(|spec| spec.group(&old.group)).map_or(0, |group| group.count);
+        let names = self.state.job_index(&job.key).map(|index| &index.live_names);
+        let names = names.into_iter().flat_map(|names| names.keys());
+        let of_group = |(group, _, within): &&LiveName| {
+            *group == old.group && matches!(within, NameScope::Group)
+        };
+        let live = names.filter(of_group).count() as u64;
+        (live >= u64::from(count))
+            .then(|| format!("and group \"{}\" has all of its instances: {count}", old.group))
     }
 
     pub(crate) fn stop_allocation(&mut self, command: &StopAllocation) -> Outcome {
@@ -236,11 +280,16 @@ impl Turn<'_> {
         if !is_hurried {
             room.clone()?;
         }
+        if !old.is_live() && !is_hurried {
+            self.check_ended(&job, &old, replacement)?;
+        }
         let is_always = replacement == Replacement::Always;
-        let is_stopped = is_always && old.is_ended_by_request();
-        if is_always && !old.is_live() && !is_stopped {
-            self.run_again(&job, &old)?;
-        } else if old.is_live() || is_stopped {
+        if is_always && !old.is_live() && !old.is_ended_by_request() {
+            // It failed: it is replaced whatever bound or delay it waits for.
+            let mut row = (*old).clone();
+            row.transition.reschedule = true;
+            self.put_allocation(row);
+        } else if old.is_live() || is_always {
             let mut row = (*old).clone();
             row.transition.migrate = true;
             match replacement {
