@@ -7,29 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-/// What is no part of what a user wrote, or is compared by itself.
-const OF_JOB_IGNORED: [&str; 20] = [
-    "ID",
-    "Status",
-    "StatusDescription",
-    "Version",
-    "VersionTag",
-    "Stable",
-    "CreateIndex",
-    "ModifyIndex",
-    "JobModifyIndex",
-    "SubmitTime",
-    "Update",
-    "ParentID",
-    "Dispatched",
-    "DispatchIdempotencyToken",
-    "NomadTokenID",
-    "ConsulToken",
-    "VaultToken",
-    "Payload",
-    "TaskGroups",
-    "Reschedule",
-];
+use super::convert::SERVER_FIELDS;
+
+/// Beside [`SERVER_FIELDS`], what is the same in all versions of a job, or is compared by itself.
+const OF_JOB_IGNORED: [&str; 6] =
+    ["ID", "Update", "ParentID", "Payload", "TaskGroups", "Reschedule"];
 const OF_GROUP_IGNORED: [&str; 2] = ["Name", "Tasks"];
 const OF_TASK_IGNORED: [&str; 1] = ["Name"];
 /// Names of objects that are not those of their field.
@@ -70,7 +52,8 @@ impl Change {
 
 /// The `JobDiff` from one job to another; none: the job does not exist. The fields that did not change are shown of objects that did.
 pub fn job_diff(old: Option<&Value>, new: Option<&Value>) -> Value {
-    let parts = Parts::of(old, new, &OF_JOB_IGNORED);
+    let ignored = [&SERVER_FIELDS[..], &OF_JOB_IGNORED].concat();
+    let parts = Parts::of(old, new, &ignored);
     let groups = by_name(old, new, "TaskGroups", |old, new| {
         let parts = Parts::of(old, new, &OF_GROUP_IGNORED);
         let tasks = by_name(old, new, "Tasks", |old, new| {
@@ -353,6 +336,8 @@ mod tests {
         let mut other = job();
         other["Version"] = 4.into();
         other["Status"] = "dead".into();
+        // Only the current version says when it was due last.
+        other["PeriodicLaunches"] = json!({ "LastDue": 1, "Missed": 0, "Overlapped": 0 });
         let diff = job_diff(Some(&job()), Some(&other));
         assert_eq!(diff["Type"], "None");
         assert_eq!(diff["Fields"], json!([]));

@@ -107,3 +107,20 @@ async fn children_of_a_purged_parent_are_stopped_when_it_is_asked_for() {
     assert!(refused.text.contains("has no children"), "{}", refused.text);
     server.stop().await;
 }
+
+/// When a job was due last is no change of it, although only its current version says so.
+#[tokio::test]
+async fn versions_of_a_periodic_job_differ_in_what_was_changed_alone() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let mut job = yearly("t", &json!({}));
+    put(&server, &job).await;
+    job["Priority"] = 70.into();
+    put(&server, &job).await;
+    let versions = server.get("/v1/job/t/versions?diffs=true").await.ok();
+    assert!(versions["Versions"][0]["PeriodicLaunches"]["LastDue"].is_number(), "{versions}");
+    let diff = &versions["Diffs"][0];
+    assert_eq!(diff["Objects"], json!([]), "{diff}");
+    let fields = diff["Fields"].as_array().unwrap();
+    assert_eq!((fields.len(), &fields[0]["Name"]), (1, &json!("Priority")), "{diff}");
+    server.stop().await;
+}

@@ -82,8 +82,8 @@ pub fn to_spec(job: &Value) -> Result<Conversion, Vec<FieldError>> {
     }
 }
 
-/// Fields that servers write and clients send back.
-const SERVER_FIELDS: [&str; 16] = [
+/// Fields that servers write and clients send back: no part of what a user wrote.
+pub(super) const SERVER_FIELDS: [&str; 16] = [
     "PeriodicLaunches",
     "Status",
     "StatusDescription",
