@@ -265,6 +265,20 @@ impl Call {
         self.write_as(command, self.request_id).await
     }
 
+    /// As [`Self::write`], of one of several commands of a request that is cut alike at each retry: the first has the request's key, and each other
+    /// one of its own.
+    pub(crate) async fn write_part(
+        &self,
+        command: Command,
+        number: usize,
+    ) -> Result<Written, Error> {
+        let of_part = |RequestId(request): RequestId| match number {
+            0 => RequestId(request),
+            _ => RequestId(digest_16(&[b"part", &request, &(number as u64).to_le_bytes()])),
+        };
+        self.write_as(command, self.request_id.map(of_part)).await
+    }
+
     /// As [`Self::write`], of one of several commands of a request: its key stands for none of them.
     pub(crate) async fn write_unkeyed(&self, command: Command) -> Result<Written, Error> {
         self.write_as(command, None).await

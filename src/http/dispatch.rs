@@ -2,7 +2,8 @@
 //! in one call.
 //!
 //! A dispatch with an idempotency token takes effect once, however often it is sent: the state machine knows the tokens of a job's children. An
-//! `Idempotency-Key` makes the tokens of dispatches that have none, because a retry makes another id for its child and so another command.
+//! `Idempotency-Key` is that of each entry, as of any other write: while its session is kept a retry has the answer of the first attempt, and another
+//! request under the key is refused. It also makes the tokens of dispatches that have none: they outlive the session.
 //! A batch is cut into as few entries as their size allows. Each dispatch of it has an answer of its own; after a lost reply the answers are found
 //! again in the state, by token or by the id that was made for it.
 
@@ -60,12 +61,15 @@ pub(super) async fn raw(call: &Call, target: &Target) -> Result<Answer, Error> {
 
 async fn write_one(call: &Call, parent: &JobKey, child: Dispatched) -> Result<Answer, Error> {
     let token = token_of(call, child.token, 0);
-    let child = Dispatched { token, evaluation: call.evaluation_id(), ..child };
+    let child = Dispatched { token, ..child };
     let command = DispatchJob { parent: parent.clone(), children: vec![child] };
-    let written = call.write_unkeyed(command.into()).await?;
+    let written = call.write(command.into()).await?;
     let answer =
         if let Reply::Dispatched(answers) = &written.reply { answers.first() } else { None };
     let answer = answer.ok_or_else(|| Error::internal("a dispatch has no answer".to_owned()))?;
+    if let DispatchAnswer::Child { evaluation: Some(id), .. } = answer {
+        tracing::Span::current().record("evaluation", tracing::field::display(id));
+    }
     let shown = shown(parent, answer).map_err(Error::from)?;
     call.answer_write(&written, shown)
 }
@@ -103,8 +107,8 @@ pub(super) async fn many(call: &Call, target: &Target) -> Result<Answer, Error> 
     }
     let mut made = Vec::with_capacity(children.len());
     let mut last = None;
-    for part in entries(children) {
-        let written = write_part(call, &parent, &part, &mut made).await?;
+    for (number, part) in entries(children).iter().enumerate() {
+        let written = write_part(call, &parent, part, number, &mut made).await?;
         last = Some(written);
     }
     for (position, answer) in positions.into_iter().zip(made) {
@@ -118,16 +122,16 @@ pub(super) async fn many(call: &Call, target: &Target) -> Result<Answer, Error> 
     }
 }
 
-/// Writes the dispatches of one entry and adds their answers.
+/// Writes the dispatches of one entry, that of this number, and adds their answers.
 async fn write_part(
     call: &Call,
     parent: &JobKey,
     part: &[Dispatched],
+    number: usize,
     made: &mut Vec<DispatchAnswer>,
 ) -> Result<Written, Error> {
     let command = DispatchJob { parent: parent.clone(), children: part.to_vec() };
-    // Tokens say what was done before: an entry has no key of its own.
-    let written = call.write_unkeyed(Command::DispatchJob(command)).await?;
+    let written = call.write_part(Command::DispatchJob(command), number).await?;
     if let Reply::Dispatched(answers) = &written.reply
         && answers.len() == part.len()
     {

@@ -213,6 +213,60 @@ async fn an_idempotency_key_makes_one_child_of_each_form() {
     server.stop().await;
 }
 
+/// Another parent or another text is another request, whatever became of the first one's child.
+#[tokio::test]
+async fn an_idempotency_key_stands_for_one_request() {
+    let server = with_parent(json!({ "MetaOptional": ["who"] })).await;
+    let mut other = web_job("other");
+    other["Type"] = "batch".into();
+    other["ParameterizedJob"] = json!({});
+    server.put("/v1/jobs", &json!({ "Job": other })).await.ok();
+    let many = json!({ "Dispatches": vec![json!({ "Payload": "eA==" }); 3] });
+    for (key, form, body, changed) in [
+        ("one", "dispatch", json!({}), json!({ "Meta": { "who": "eve" } })),
+        ("many", "dispatch/batch", many, json!({ "Dispatches": [{}] })),
+    ] {
+        let headers = [("Idempotency-Key", key)];
+        let send = async |job: &str, body: &Value| {
+            let path = format!("/v1/job/{job}/{form}");
+            server.send("PUT", &path, &headers, body.to_string().as_bytes()).await
+        };
+        let first = send("render", &body).await.ok();
+        let made = children(&server.cluster);
+        for (job, body) in [("other", &body), ("render", &changed)] {
+            let reused = send(job, body).await;
+            assert_eq!(reused.status, 409, "{key} {job}: {}", reused.text);
+            assert!(reused.text.contains("idempotency key was used before"), "{}", reused.text);
+        }
+        assert_eq!(children(&server.cluster), made, "{key}");
+        if key == "one" {
+            let child = id(&first);
+            server.delete(&format!("/v1/job/{child}?purge=true")).await.ok();
+            assert_eq!(send("render", &body).await.ok(), first, "its child was purged since");
+            assert_eq!(children(&server.cluster), 0);
+        }
+    }
+    server.stop().await;
+}
+
+/// Each entry of a batch has a session of its own.
+#[tokio::test]
+async fn a_batch_of_several_entries_is_made_once_under_a_key() {
+    let server = with_parent(json!({})).await;
+    let payload = base64::encode(&[7; 16 << 10]);
+    let body = json!({ "Dispatches": vec![json!({ "Payload": payload }); 150] }).to_string();
+    let headers = [("Idempotency-Key", "many")];
+    let path = "/v1/job/render/dispatch/batch";
+    let ids = async || {
+        let answer = server.send("PUT", path, &headers, body.as_bytes()).await.ok();
+        answer["Dispatched"].as_array().unwrap().iter().map(id).collect::<Vec<_>>()
+    };
+    let first = ids().await;
+    assert_eq!((first.len(), ids().await), (150, first.clone()));
+    assert_eq!(children(&server.cluster), 150);
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn only_a_parameterized_job_that_is_not_stopped_is_dispatched() {
     let server = with_parent(json!({})).await;
