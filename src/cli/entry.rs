@@ -224,7 +224,7 @@ pub(crate) fn run(
         Ok(exit) => exit.code(),
         Err(error) if is_closed_pipe(&error) => Exit::Success.code(),
         Err(error) => {
-            output.advice(format!("Error: {}", chain(&error)));
+            print_error(output, &error);
             failure.code()
         }
     }
@@ -234,6 +234,10 @@ pub(crate) fn run(
 fn is_plan(arguments: &[OsString]) -> bool {
     let is_at = |place: usize, word: &str| arguments.get(place).is_some_and(|found| found == word);
     is_at(1, "plan") || is_at(1, "job") && is_at(2, "plan")
+}
+
+pub(super) fn print_error(output: &Output, error: &anyhow::Error) {
+    output.advice(format!("Error: {}", chain(error)));
 }
 
 /// Nothing, if help or the version was asked for and printed.

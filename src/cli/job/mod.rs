@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 
 use super::context::{Context, Exit, Outcome};
 use super::deployment::{self, OfJobArgs, PromoteJobArgs};
+use super::entry::{is_closed_pipe, print_error};
 use super::monitor;
 use super::output::Style;
 use super::resolve;
@@ -55,7 +56,7 @@ pub(crate) enum JobCommand {
     Allocs(status::AllocsArgs),
     /// Stop jobs
     #[command(
-        after_help = "Examples:\n  quorate job stop web\n  quorate job stop -purge -detach web\n  quorate job stop -no-shutdown-delay web db"
+        after_help = "Examples:\n  quorate job stop web\n  quorate job stop -purge -detach web\n  quorate job stop -no-shutdown-delay web db\n\nOf several jobs each is stopped, also when another one cannot be.\nExit status: 0 all were stopped, 1 one was not."
     )]
     Stop(StopArgs),
     /// Run a stopped job again, as it was
@@ -277,12 +278,19 @@ impl JobFile {
     }
 }
 
-/// Stops one after the other; the status is that of the first that did not end well.
+/// Stops one after the other, also after an error; the status is the worst of all.
 fn stop_all(context: &Context, arguments: &StopArgs) -> Outcome {
     let mut worst = Exit::Success;
     for typed in &arguments.jobs {
-        let exit = stop(context, arguments, typed)?;
-        if worst == Exit::Success {
+        let exit = match stop(context, arguments, typed) {
+            Err(error) if is_closed_pipe(&error) => return Err(error),
+            Err(error) => {
+                print_error(&context.output, &error);
+                Exit::Failure
+            }
+            Ok(exit) => exit,
+        };
+        if worst != Exit::Failure && exit != Exit::Success {
             worst = exit;
         }
     }

@@ -30,6 +30,23 @@ fn several_jobs_are_stopped_one_after_the_other() {
 }
 
 #[test]
+fn a_job_that_cannot_be_stopped_keeps_no_other_running() {
+    let job = |id: &str| json!({"ID": id, "Namespace": "default"});
+    let server = Canned::default()
+        .on("GET /v1/jobs", &json!([job("a"), job("b"), job("c")]))
+        .on("DELETE /v1/job/a", &json!({"EvalID": ""}))
+        .fail("DELETE /v1/job/b", 500, "no leader")
+        .on("DELETE /v1/job/c", &json!({"EvalID": ""}))
+        .start();
+    let ran = server.run("job stop -detach a wrong b c");
+    assert_eq!((ran.code, ran.out.as_str()), (1, "Job \"a\" stopped\nJob \"c\" stopped\n"));
+    let errors: Vec<&str> = ran.err.lines().filter(|line| line.starts_with("Error: ")).collect();
+    assert_eq!(errors.len(), 2, "{}", ran.err);
+    assert!(errors[0].contains("\"wrong\" matches several"), "{}", ran.err);
+    assert!(errors[1].contains("no leader"), "{}", ran.err);
+}
+
+#[test]
 fn lists_are_newest_first_filtered_and_name_their_namespace() {
     let deployment = |id: &str, index: u64, namespace: &str| {
         json!({"ID": id, "JobID": "web", "JobVersion": 1, "Namespace": namespace, "CreateIndex": index,
