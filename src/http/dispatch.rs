@@ -24,6 +24,8 @@ use crate::{
     jobspec::is_printable,
 };
 
+/// How the path of a batch ends.
+pub(super) const BATCH_SUFFIX: &str = "/dispatch/batch";
 /// What the dispatches of one entry may hold, bytes: half of what an entry with plans may.
 const ENTRY_BYTES_MAX: usize = leader::limits::PLAN_ENTRY_BYTES_MAX / 2;
 /// What a dispatch costs in an entry beside what it holds.

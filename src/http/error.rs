@@ -81,10 +81,10 @@ impl Error {
     }
 
     /// The request's body is too large.
-    pub(crate) fn body_too_large(bytes_max: usize) -> Self {
+    pub(crate) fn body_too_large(bytes_max: usize, remedy: &str) -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
-            format!("request body is larger than the limit of {bytes_max} bytes"),
+            format!("request body is larger than the limit of {bytes_max} bytes: {remedy}"),
         )
     }
 

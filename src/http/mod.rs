@@ -67,7 +67,7 @@ use error::Error;
 /// Bounds and names of the HTTP edge.
 #[derive(Clone, Debug)]
 pub struct HttpOptions {
-    /// Size of a request body, bytes; a larger one is answered with 413.
+    /// Size of a request body, bytes; a larger one is answered with 413. A batch of dispatches may have six times as much.
     pub request_bytes_max: usize,
     /// Bodies of all requests under way, bytes; beyond that requests are answered with 429.
     pub request_bodies_bytes_max: usize,

@@ -161,6 +161,27 @@ async fn a_batch_has_1_to_1000_dispatches_and_no_gaps() {
     server.stop().await;
 }
 
+/// A batch may be as large as 1,000 of the largest payloads are; no other body may.
+#[tokio::test]
+async fn a_batch_takes_1000_payloads_of_16_kib() {
+    let server = with_parent(json!({})).await;
+    let payload = base64::encode(&[7; 16 << 10]);
+    let made = batch(&server, vec![json!({ "Payload": payload }); 1_000].into()).await.ok();
+    let errors = made["Dispatched"].as_array().unwrap().iter().map(|one| &one["Error"]);
+    assert_eq!(errors.filter(|error| **error == json!("")).count(), 1_000);
+    assert_eq!(children(&server.cluster), 1_000);
+    let large = vec![b' '; (24 << 20) + 1];
+    for (path, words) in [
+        ("/v1/job/render/dispatch/batch", "25165824 bytes: send fewer dispatches at a time"),
+        ("/v1/job/render/dispatch", "4194304 bytes: make it smaller, or raise limits."),
+    ] {
+        let refused = server.send("PUT", path, &[], &large).await;
+        assert_eq!(refused.status, 413, "{path}");
+        assert!(refused.text.contains(words), "{}", refused.text);
+    }
+    server.stop().await;
+}
+
 /// The token stands for the dispatch, whatever else the retry says, by whichever way it comes.
 #[tokio::test]
 async fn a_token_makes_one_child() {
