@@ -118,10 +118,12 @@ pub(super) async fn many(call: &Call, target: &Target) -> Result<Answer, Error> 
     }
     let shown = answers.iter().flatten().map(|answer| shown_of_many(&parent, answer));
     let shown = json!({ "Dispatched": shown.collect::<Vec<_>>() });
-    match last {
-        Some(written) => call.answer_write(&written, shown),
-        None => call.answer(&shown, None),
-    }
+    let written = match last {
+        Some(written) => written,
+        // Nothing was good enough to be written: the index is that of the state that the next read sees.
+        None => Written { index: call.read().await?.state.index(), reply: Reply::Done },
+    };
+    call.answer_write(&written, shown)
 }
 
 /// Writes the dispatches of one entry, that of this number, and adds their answers.

@@ -143,6 +143,8 @@ async fn what_cannot_be_dispatched_is_refused_in_the_same_words_alone_and_in_a_b
     let slip = batch(&server, json!([{ "Meta": who, "idempotency_token": "a" }])).await.ok();
     let error = slip["Dispatched"][0]["Error"].as_str().unwrap();
     assert!(error.contains("unknown key"), "{error}");
+    assert_eq!(slip["Index"].as_u64(), Some(server.cluster.state().index()), "{slip}");
+    assert_eq!(slip["KnownLeader"], json!(true), "{slip}");
     assert_eq!(children(&server.cluster), 1, "a batch of which nothing is good makes nothing");
     server.stop().await;
 }
