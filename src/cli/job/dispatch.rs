@@ -9,10 +9,12 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 
 use crate::base64;
+use crate::cli::client::ClientError;
 use crate::cli::context::{Context, Exit, Outcome};
+use crate::cli::monitor::{Lines, Monitor};
 use crate::cli::output::Style;
-use crate::cli::view::Fields;
-use crate::cli::{monitor, resolve};
+use crate::cli::resolve;
+use crate::cli::view::{Fields, into_rows};
 use crate::percent::encode;
 
 /// More is refused by the servers: no more is read.
@@ -22,6 +24,9 @@ pub(super) const EXAMPLES: &str = "Examples:
   quorate job dispatch -meta user=eve render input.json
   cat input.json | quorate job dispatch -detach render -
   quorate job dispatch -idempotency-token order-17 render   again with the same token: the same job
+
+At max_running the started job waits for its turn, and so does the command, unless -detach or -json is given: -json prints the
+answer alone, with a StatusDescription that says why the job waits.
 
 Exit status: 0 all runs or has completed, 1 error or a failed allocation, 2 some could not be placed.";
 
@@ -35,7 +40,7 @@ pub(crate) struct DispatchArgs {
     /// Meta of the dispatch; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     meta: Vec<String>,
-    /// Start only, do not follow
+    /// Start only, do not follow, nor wait for its turn
     #[arg(long)]
     detach: bool,
     /// Dispatches with the same token are one
@@ -58,29 +63,87 @@ pub(super) fn run(context: &Context, arguments: &DispatchArgs) -> Outcome {
     query.extend(arguments.idempotency_token.as_deref().map(|token| ("idempotency_token", token)));
     let path = format!("/v1/job/{}/dispatch", encode(&job.id));
     let answer = context.client.put(&path, &query, &body)?;
+    let child = Child {
+        context,
+        path: format!("/v1/job/{}", encode(answer.text("DispatchedJobID"))),
+        namespace: &job.namespace,
+    };
     if arguments.style.json {
-        context.output.json(&answer)?;
-        return Ok(Exit::Success);
+        return child.print(answer);
     }
-    let child = answer.text("DispatchedJobID");
-    context.line(format!("Dispatched Job ID = {child}"))?;
-    let evaluation = answer.text("EvalID");
+    context.line(format!("Dispatched Job ID = {}", answer.text("DispatchedJobID")))?;
+    let mut evaluation = answer.text("EvalID").to_owned();
     if evaluation.is_empty() {
-        let job = context
-            .client
-            .get(&format!("/v1/job/{}", encode(child)), &[("namespace", job.namespace.as_str())])?;
-        context.line(match job.text("StatusDescription") {
+        let row = child.read()?;
+        context.line(match row.text("StatusDescription") {
             "" => "It was dispatched before, with the same token".to_owned(),
             why => format!("It {why}"),
         })?;
-        return Ok(Exit::Success);
+        if arguments.detach {
+            return Ok(Exit::Success);
+        }
+        if child.wait(row)?.flag("Stop") {
+            context.line("It was stopped")?;
+            return Ok(Exit::Failure);
+        }
+        let Some(first) = child.first_evaluation()? else {
+            context.line("It is over, and its evaluations are not kept any more")?;
+            return Ok(Exit::Success);
+        };
+        evaluation = first;
     }
     context.line(format!("Evaluation ID     = {evaluation}"))?;
     if arguments.detach {
         return Ok(Exit::Success);
     }
     context.line("")?;
-    monitor::follow_write(context, &answer, false, arguments.style)
+    Ok(Monitor::new(context, arguments.style, false).follow(&evaluation)?.verdict.exit())
+}
+
+/// The job that a dispatch made or found.
+struct Child<'a> {
+    context: &'a Context,
+    path: String,
+    namespace: &'a str,
+}
+
+impl Child<'_> {
+    fn read(&self) -> Result<Value, ClientError> {
+        self.context.get_patiently(&self.path, &[("namespace", self.namespace)])
+    }
+
+    /// Prints the answer to the dispatch, and of a child without an evaluation why it waits.
+    fn print(&self, mut answer: Value) -> Outcome {
+        if answer.text("EvalID").is_empty() {
+            answer["StatusDescription"] = self.read()?.text("StatusDescription").into();
+        }
+        self.context.output.json(&answer)?;
+        Ok(Exit::Success)
+    }
+
+    /// Until the child, of which this is the last that is known, does not wait any more; says each new place among those that do.
+    fn wait(&self, mut row: Value) -> anyhow::Result<Value> {
+        let lines = Lines { context: self.context, silent: false };
+        let mut said = row.text("StatusDescription").to_owned();
+        while !row.text("StatusDescription").is_empty() {
+            self.context.pause();
+            row = self.read()?;
+            let now = row.text("StatusDescription");
+            if !now.is_empty() && now != said {
+                lines.detail(&format!("It {now}"))?;
+                now.clone_into(&mut said);
+            }
+        }
+        Ok(row)
+    }
+
+    /// The evaluation with which the child began, if it did and that is still kept.
+    fn first_evaluation(&self) -> anyhow::Result<Option<String>> {
+        let path = format!("{}/evaluations", self.path);
+        let rows = into_rows(self.context.get_patiently(&path, &[("namespace", self.namespace)])?);
+        let first = rows.iter().min_by_key(|row| row.number("CreateIndex"));
+        Ok(first.map(|row| row.text("ID").to_owned()))
+    }
 }
 
 fn body(arguments: &DispatchArgs) -> anyhow::Result<Value> {

@@ -207,6 +207,56 @@ fn a_node_may_be_that_of_the_agent_that_is_asked() {
     assert_eq!(neither.code, 1);
 }
 
+/// A child that has to wait for its turn is followed as any other; without following its place is told.
+#[test]
+fn a_dispatch_waits_for_its_turn_unless_it_is_not_to_follow() {
+    let row = |why: &str, stop: bool| json!({"ID": "web/dispatch-1-a", "StatusDescription": why, "Stop": stop});
+    let place = |place: u32| format!("waits to start: position {place} of 2");
+    let child = "/v1/job/web%2Fdispatch-1-a";
+    let dispatched = || {
+        job()
+            .on(
+                "PUT /v1/job/web/dispatch",
+                &json!({"DispatchedJobID": "web/dispatch-1-a", "EvalID": ""}),
+            )
+            .on(&format!("GET {child}"), &row(&place(2), false))
+    };
+    let server = dispatched()
+        .on(&format!("GET {child}"), &row(&place(2), false))
+        .on(&format!("GET {child}"), &row(&place(1), false))
+        .on(&format!("GET {child}"), &row("", false))
+        .on(
+            &format!("GET {child}/evaluations"),
+            &json!([{"ID": "newer", "CreateIndex": 9}, {"ID": EVALUATION, "CreateIndex": 7}]),
+        )
+        .on(&format!("GET /v1/evaluation/{EVALUATION}"), &json!({"Status": "failed"}))
+        .on(&format!("GET /v1/evaluation/{EVALUATION}/allocations"), &json!([]))
+        .start();
+    let ran = server.run("job dispatch web");
+    assert_eq!((ran.code, ran.err.as_str()), (1, ""), "the status is that of the evaluation");
+    for part in [
+        "Dispatched Job ID = web/dispatch-1-a\nIt waits to start: position 2 of 2\n",
+        ": It waits to start: position 1 of 2\n",
+        &format!("Evaluation ID     = {EVALUATION}\n"),
+        "finished with status \"failed\"",
+    ] {
+        assert_eq!(ran.out.matches(part).count(), 1, "{part}: {}", ran.out);
+    }
+    assert_eq!(ran.out.matches("position 2 of 2").count(), 1, "{}", ran.out);
+
+    let ran = dispatched().start().run("job dispatch -detach web");
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.ends_with("It waits to start: position 2 of 2\n"), "{}", ran.out);
+    let ran = dispatched().start().run("job dispatch -json web");
+    let answer: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((ran.code, &answer["StatusDescription"]), (0, &json!(place(2))));
+
+    let stopped = dispatched().on(&format!("GET {child}"), &row("", true)).start();
+    let ran = stopped.run("job dispatch web");
+    assert_eq!(ran.code, 1, "{}", ran.out);
+    assert!(ran.out.ends_with("It was stopped\n"), "{}", ran.out);
+}
+
 #[test]
 fn stops_and_evaluations_say_what_is_asked_of_them() {
     let evaluated = json!({"EvalID": EVALUATION});
