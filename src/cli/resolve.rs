@@ -2,6 +2,8 @@
 //!
 //! Must never choose between several matches: an ambiguous prefix is an error that lists them.
 
+use std::collections::BTreeSet;
+
 use anyhow::bail;
 use serde_json::Value;
 
@@ -168,11 +170,43 @@ pub(crate) struct FoundJob {
 
 /// The job whose id is `typed`, or the only one that starts with it.
 pub(crate) fn job(context: &Context, typed: &str) -> anyhow::Result<FoundJob> {
-    // The whole id comes first in its namespace, but not among all of them.
+    choose(typed, &jobs(context, typed)?)
+}
+
+/// As [`job`], where the job may be gone and have left children behind: the id of those is taken before one that only starts with it.
+pub(crate) fn job_or_parent(context: &Context, typed: &str) -> anyhow::Result<FoundJob> {
+    let rows = jobs(context, typed)?;
+    if rows.iter().any(|row| row.text("ID") == typed) {
+        return choose(typed, &rows);
+    }
+    let mut namespaces = BTreeSet::new();
+    for kind in ["dispatch", "periodic"] {
+        let children = jobs(context, &format!("{typed}/{kind}-"))?;
+        let children = children.iter().filter(|row| row.text("ParentID") == typed);
+        namespaces.extend(children.map(|row| row.text("Namespace").to_owned()));
+    }
+    if namespaces.len() > 1 {
+        let all: Vec<String> = namespaces.into_iter().collect();
+        bail!(
+            "\"{typed}\" has left children in several namespaces ({}): choose one with -namespace",
+            all.join(", ")
+        );
+    }
+    match namespaces.pop_first() {
+        Some(namespace) => Ok(FoundJob { id: typed.to_owned(), namespace, exact: true }),
+        None => choose(typed, &rows),
+    }
+}
+
+/// The first jobs whose id starts with `prefix`. One that has it as its whole id comes first in its namespace, but not among all of them.
+fn jobs(context: &Context, prefix: &str) -> anyhow::Result<Vec<Value>> {
     let all = context.client.namespace() == Some("*");
     let per_page = if all { "0" } else { "20" };
-    let answer = context.client.get("/v1/jobs", &[("prefix", typed), ("per_page", per_page)])?;
-    let rows = into_rows(answer);
+    let answer = context.client.get("/v1/jobs", &[("prefix", prefix), ("per_page", per_page)])?;
+    Ok(into_rows(answer))
+}
+
+fn choose(typed: &str, rows: &[Value]) -> anyhow::Result<FoundJob> {
     let found = |row: &Value, exact| FoundJob {
         id: row.text("ID").to_owned(),
         namespace: row.text("Namespace").to_owned(),
@@ -183,7 +217,7 @@ pub(crate) fn job(context: &Context, typed: &str) -> anyhow::Result<FoundJob> {
     if let [row] = exact.as_slice() {
         return Ok(found(row, true));
     }
-    match rows.as_slice() {
+    match rows {
         [] => bail!(
             "no job has an id that starts with \"{typed}\"; list them with: quorate job status"
         ),

@@ -127,7 +127,7 @@ pub(crate) struct StopArgs {
     /// Remove the job at once instead of leaving it to garbage collection
     #[arg(long)]
     purge: bool,
-    /// Also stop what it has dispatched or launched
+    /// Also stop what it has dispatched or launched, even if the job itself is gone
     #[arg(long)]
     children: bool,
     /// Do not follow the evaluation
@@ -298,7 +298,11 @@ fn stop_all(context: &Context, arguments: &StopArgs) -> Outcome {
 }
 
 fn stop(context: &Context, arguments: &StopArgs, typed: &str) -> Outcome {
-    let job = resolve::job(context, typed)?;
+    let job = if arguments.children {
+        resolve::job_or_parent(context, typed)?
+    } else {
+        resolve::job(context, typed)?
+    };
     if !job.exact && !arguments.yes {
         bail!(
             "\"{}\" is not the whole id of a job; the only job that starts with it is \"{}\": repeat the command with that id, or with -yes",

@@ -207,6 +207,31 @@ fn a_node_may_be_that_of_the_agent_that_is_asked() {
     assert_eq!(neither.code, 1);
 }
 
+/// The collector may take a stopped parent before its children have ended.
+#[test]
+fn children_of_a_parent_that_is_gone_are_stopped() {
+    let child = |id: &str, parent: &str, namespace: &str| json!({"ID": id, "ParentID": parent, "Namespace": namespace});
+    let left = json!([child("zg/periodic-1", "zg", "team"), child("zg/periodic-2", "zg", "team")]);
+    let stopped = json!({"EvalID": "", "JobModifyIndex": 0});
+    let server =
+        Canned::default().on("GET /v1/jobs", &left).on("DELETE /v1/job/zg", &stopped).start();
+    let ran = server.run("job stop -purge -children zg");
+    assert_eq!((ran.code, ran.out.as_str()), (0, "Job \"zg\" stopped\n"), "{}", ran.err);
+    let line = server.request("DELETE").line;
+    assert_eq!(line, "DELETE /v1/job/zg?purge=true&children=true&namespace=team");
+    let ran = server.run("job stop -purge zg");
+    assert!(ran.err.contains("\"zg\" matches several jobs"), "{}", ran.err);
+    // The beginning of an id is no parent.
+    let ran = server.run("job stop -children z");
+    assert!(ran.err.contains("\"z\" matches several jobs"), "{}", ran.err);
+
+    let left = json!([child("zg/dispatch-1", "zg", "a"), child("zg/dispatch-1", "zg", "b")]);
+    let server = Canned::default().on("GET /v1/jobs", &left).start();
+    let ran = server.run("job stop -children -namespace=* zg");
+    assert!(ran.err.contains("in several namespaces (a, b)"), "{}", ran.err);
+    assert!(server.lines().iter().all(|line| line.starts_with("GET")), "{:?}", server.lines());
+}
+
 /// A child that has to wait for its turn is followed as any other; without following its place is told.
 #[test]
 fn a_dispatch_waits_for_its_turn_unless_it_is_not_to_follow() {
