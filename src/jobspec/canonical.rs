@@ -25,6 +25,18 @@ pub fn canonicalize(job: &mut Value) {
         fill(job, json!({"Update": update_default()}));
     }
     within(job, "Update", &update_default());
+    within(
+        job,
+        "Periodic",
+        &json!({
+            "Enabled": true, "Spec": "", "Specs": [], "SpecType": "cron", "ProhibitOverlap": false, "TimeZone": "UTC",
+        }),
+    );
+    within(
+        job,
+        "ParameterizedJob",
+        &json!({"Payload": "", "MetaRequired": null, "MetaOptional": null}),
+    );
     weights(job);
     let inherited = Inherited {
         kind,
@@ -256,6 +268,30 @@ mod tests {
         let plain = to_spec(&parse("j.hcl", source).unwrap()).unwrap().spec;
         assert_eq!((&again.groups[0].tasks[0], again.priority), (&plain.groups[0].tasks[0], 50));
         assert_eq!(again.groups[0].reschedule, plain.groups[0].reschedule);
+    }
+
+    #[test]
+    fn blocks_of_parents_are_whole() {
+        let with = |name: &str, block: Value| {
+            let mut job = json!({"ID": "j", "Type": "batch", "TaskGroups": [
+                {"Name": "g", "Tasks": [{"Name": "t", "Driver": "mock"}]}]});
+            job[name] = block;
+            let plain = to_spec(&job).unwrap().spec;
+            canonicalize(&mut job);
+            assert_eq!(to_spec(&job).unwrap().spec, plain, "{name}");
+            job[name].take()
+        };
+        assert_eq!(
+            with("Periodic", json!({"Spec": "@daily"})),
+            json!({"Enabled": true, "Spec": "@daily", "Specs": [], "SpecType": "cron",
+                "ProhibitOverlap": false, "TimeZone": "UTC"})
+        );
+        let several = with("Periodic", json!({"Specs": ["@daily"], "Enabled": false}));
+        assert_eq!((&several["Spec"], &several["Enabled"]), (&json!(""), &json!(false)));
+        assert_eq!(
+            with("ParameterizedJob", json!({"MetaRequired": ["who"], "MaxRunning": 2})),
+            json!({"Payload": "", "MetaRequired": ["who"], "MetaOptional": null, "MaxRunning": 2})
+        );
     }
 
     /// With defaults a job of each kind still registers, and as the same job.
