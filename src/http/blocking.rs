@@ -59,6 +59,20 @@ impl Call {
     ) -> Result<Answer, Error> {
         let extent =
             |state: &State| if index(state).is_some() { Extent::Whole } else { Extent::Nothing };
+        self.item_within(what, tables, (&index, extent), body).await
+    }
+
+    /// As [`Self::item_body`], of something that is no row alone: beside its index it has an extent, which wakes who waits.
+    pub(crate) async fn item_within(
+        &self,
+        what: &str,
+        tables: &'static [TableId],
+        (index, extent): (
+            impl Fn(&State) -> Option<Index> + Send + Sync,
+            impl Fn(&State) -> Extent + Send + Sync,
+        ),
+        body: impl FnOnce(&State) -> Result<Option<Bytes>, Error> + Send + Sync,
+    ) -> Result<Answer, Error> {
         let index = |state: &State| index(state).unwrap_or_else(|| tables_index(state, tables));
         let snapshot = self.snapshot(tables, &index, &extent).await?;
         let meta = Meta::of(&snapshot, index(&snapshot.state));

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::{
     Context,
     answer::Answer,
+    blocking::tables_index,
     body::Fields,
     call::{Call, Namespaces},
     deployment, dispatch,
@@ -166,22 +167,31 @@ async fn read(call: Call) -> Result<Answer, Error> {
 }
 
 async fn get_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
-    let index = |state: &State| state.jobs().get(key).map(|job| job.modify_index);
-    if call.flag("pretty")? {
-        let view = |state: &State| view::job(state, state.jobs().get(key)?);
-        return call.item("job", JOB_TABLES, index, view).await;
-    }
+    // The place of a child among those that wait changes with theirs, so its answer is as old as the table, and one of its parent's children wakes
+    // who waits for it.
+    let index = |state: &State| {
+        let job = state.jobs().get(key)?;
+        Some(if job.waiting.is_some() { tables_index(state, JOB_TABLES) } else { job.modify_index })
+    };
+    let extent = |state: &State| match state.jobs().get(key) {
+        None => Extent::Nothing,
+        Some(job) if job.waiting.is_none() => Extent::Whole,
+        Some(job) => match job.key.parent_key().map(|parent| Extent::job(state, &parent)) {
+            Some(extent @ Extent::Job(..)) => extent,
+            Some(_) | None => Extent::Whole,
+        },
+    };
+    let is_pretty = call.flag("pretty")?;
     let body = |state: &State| {
         let Some(job) = state.jobs().get(key) else { return Ok(None) };
         let Some(version) = view::current_version(state, job) else { return Ok(None) };
-        if job.waiting.is_some() {
-            // Its place among those that wait changes with theirs.
+        if job.waiting.is_some() || is_pretty {
             return view::job(state, job).map(|job| call.body_of(&job)).transpose();
         }
         let make = || call.body_of(&view::job_version(job, version));
         call.job_bodies.body(job, version, make).map(Some)
     };
-    call.item_body("job", JOB_TABLES, index, body).await
+    call.item_within("job", JOB_TABLES, (index, extent), body).await
 }
 
 async fn summary(call: &Call, key: &JobKey) -> Result<Answer, Error> {

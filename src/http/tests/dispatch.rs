@@ -317,3 +317,35 @@ async fn only_a_parameterized_job_that_is_not_stopped_is_dispatched() {
     assert_eq!(summary["Children"]["Pending"], json!(1), "and is found again under it");
     server.stop().await;
 }
+
+/// The place of a child that waits changes with the children before it: who waits for it is told, and by nothing else.
+#[tokio::test]
+async fn a_blocking_query_on_a_child_that_waits_sees_its_place_change() {
+    let server = with_parent(json!({ "MaxRunning": 1 })).await;
+    let mut made = Vec::new();
+    for _ in 0..3 {
+        made.push(id(&dispatch(&server, "", &json!({})).await.ok()));
+    }
+    let said = |answer: &TestResponse| {
+        let why = answer.ok()["StatusDescription"].as_str().unwrap().to_owned();
+        why.split_once(',').map_or(why.clone(), |(place, _)| place.to_owned())
+    };
+    for (query, gone, before, after) in [
+        ("", 1, "waits to start: position 2 of 2", "waits to start: position 1 of 1"),
+        ("pretty&", 0, "waits to start: position 1 of 1", ""),
+    ] {
+        let path = format!("/v1/job/{}?{query}", made[2]);
+        let first = server.get(&path).await;
+        assert_eq!(said(&first), before);
+        server.cluster.reads.lock().unwrap().clear();
+        let blocking = format!("{path}index={}&wait=60s", first.index());
+        let (woken, ()) = tokio::join!(server.get(&blocking), async {
+            super::blocking::begun(&server.cluster).await;
+            server.put("/v1/jobs", &json!({ "Job": web_job("other") })).await.ok();
+            server.delete(&format!("/v1/job/{}?purge=true", made[gone])).await.ok();
+        });
+        assert_eq!(said(&woken), after);
+        assert!(woken.index() > first.index(), "{woken:?}");
+    }
+    server.stop().await;
+}
