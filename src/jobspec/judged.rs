@@ -466,6 +466,21 @@ fn a_job_is_not_periodic_and_parameterized() {
     assert!(said.contains("Job.Periodic: ") && said.contains("keep one of the two"), "{said}");
 }
 
+/// One error, whatever the number.
+#[test]
+fn crons_are_64_at_most() {
+    let of = |number: usize| {
+        let block = json!({"Specs": vec!["@daily"; number]});
+        judge("batch", &[("/Periodic", block)])
+    };
+    assert!(of(64).is_ok());
+    for number in [65, 20_000] {
+        let said = of(number).unwrap_err();
+        let expected = format!("Job.Periodic.Specs: has {number} crons, at most 64 may be");
+        assert_eq!(said.trim(), expected, "{number}");
+    }
+}
+
 #[test]
 fn a_cron_that_is_over_is_refused_by_who_has_a_clock() {
     let job = json!({"ID": "j", "Type": "batch", "Periodic": {"Spec": "0 0 * * * 2024"},

@@ -1,10 +1,10 @@
 //! `periodic` blocks. Owns what may be written in one; the lines of cron themselves are read by the package `cron`.
 
-use cron::{Schedule, ScheduleError, ZONE_DEFAULT};
+use cron::{LINES_MAX, Schedule, ScheduleError, ZONE_DEFAULT};
 use fsm::{JobKind, JobSpec, Text, job::Periodic};
 
 use super::fields::{Fields, Report, quoted};
-use super::{FieldError, bounded};
+use super::FieldError;
 
 /// The one kind of lines there is.
 const SPEC_TYPE: &str = "cron";
@@ -29,7 +29,7 @@ pub(super) fn read(
     }
     let one = block.text_filled("Spec", report).map(Text::from);
     let list_at = block.at("Specs");
-    let list = bounded(block.texts("Specs", report), &list_at, report);
+    let list = block.texts("Specs", report);
     let enabled = block.boolean("Enabled", report).unwrap_or(true);
     let prohibit_overlap = block.boolean("ProhibitOverlap", report).unwrap_or(false);
     let time_zone = block.text_filled("TimeZone", report).unwrap_or(ZONE_DEFAULT);
@@ -43,6 +43,11 @@ pub(super) fn read(
         (Some(one), _) => vec![one],
         (None, list) if list.is_empty() => {
             report.error(path, "says no time: add cron = \"0 3 * * *\", or a list crons");
+            return None;
+        }
+        (None, list) if list.len() > LINES_MAX => {
+            let length = list.len();
+            report.error(list_at, format!("has {length} crons, at most {LINES_MAX} may be"));
             return None;
         }
         (None, list) => list,
