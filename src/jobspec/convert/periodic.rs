@@ -3,8 +3,8 @@
 use cron::{LINES_MAX, Schedule, ScheduleError, ZONE_DEFAULT};
 use fsm::{JobKind, JobSpec, Text, job::Periodic};
 
-use super::fields::{Fields, Report, quoted};
 use super::FieldError;
+use super::fields::{Fields, Report, quoted};
 
 /// The one kind of lines there is.
 const SPEC_TYPE: &str = "cron";
