@@ -9,38 +9,28 @@ use std::{
 };
 
 use axum::{
-    body::Body,
     extract::{FromRequest, Query, Request},
     http::{HeaderMap, Method, StatusCode, Uri, header},
 };
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use fsm::{Command, EvaluationId, Reply, RequestId, Text};
-use futures_util::StreamExt;
 use serde_json::Value;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout_at},
-};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     Context, HttpOptions,
     answer::{Answer, AnswerBodies, Meta},
-    dispatch::BATCH_SUFFIX,
     error::Error,
     filter::Filter,
     job_bodies::JobBodies,
+    request_body,
 };
 use crate::{
-    api::{Api, ApiError, Caller, Limit, ReadMode, Snapshot, Way, Written},
+    api::{Api, Caller, ReadMode, Snapshot, Way, Written},
     percent,
     serve::{Closing, Remote},
 };
 
-/// Bytes of an oversized body that are read and thrown away, so that the client gets to read the answer.
-const DISCARD_BYTES_MAX: usize = 64 << 20;
-/// How much more a batch of dispatches may be than any other body: with the limit of 4 MiB 24 MiB, which is 1,000 payloads of 16 KiB in base64 and 3 KiB of
-/// meta with each.
-const BATCH_BODY_FACTOR: usize = 6;
 /// Length of an `Idempotency-Key`, bytes.
 const KEY_BYTES_MAX: usize = 256;
 /// Evaluation ids in a command under an idempotency key, fixed so that a retry is the same command.
@@ -107,10 +97,7 @@ impl FromRequest<Context> for Call {
     async fn from_request(request: Request, context: &Context) -> Result<Self, Error> {
         let (parts, body) = request.into_parts();
         let options = Arc::clone(&context.options);
-        let limit = BodyLimit::of(&parts.uri, &options);
-        let length = BodyLength::of(&parts.headers, limit);
-        let body_share = length.share(&context.budget.bodies, &options)?;
-        let body = read_body(body, length, limit, &options).await?;
+        let (body, body_share) = request_body::read(&parts, body, context).await?;
         let Query(query) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
             .map_err(|error| Error::bad(format!("the query string does not parse: {error}")))?;
         let address = parts.extensions.get::<Remote>().map(|remote| remote.0);
@@ -388,99 +375,6 @@ fn digest_16(parts: &[&[u8]]) -> [u8; 16] {
     let mut out = [0; 16];
     hasher.finalize_xof().fill(&mut out);
     out
-}
-
-/// Bytes that the body of a request may have.
-#[derive(Clone, Copy)]
-struct BodyLimit {
-    bytes_max: usize,
-    /// What to do about a body that is larger.
-    remedy: &'static str,
-}
-
-impl BodyLimit {
-    fn of(uri: &Uri, options: &HttpOptions) -> Self {
-        let bytes_max = options.request_bytes_max;
-        let path = uri.path();
-        if path.starts_with("/v1/job/") && path.ends_with(BATCH_SUFFIX) {
-            let of_batch = bytes_max.saturating_mul(BATCH_BODY_FACTOR);
-            return Self {
-                // A body beyond what all may take would be turned away each time.
-                bytes_max: of_batch.min(options.request_bodies_bytes_max).max(bytes_max),
-                remedy: "send fewer dispatches at a time",
-            };
-        }
-        let remedy = "make it smaller, or raise limits.request_bytes_max of the servers";
-        Self { bytes_max, remedy }
-    }
-
-    fn refusal(self) -> Error {
-        Error::body_too_large(self.bytes_max, self.remedy)
-    }
-}
-
-/// Bytes of a body that may have to be kept.
-#[derive(Clone, Copy)]
-struct BodyLength(usize);
-
-impl BodyLength {
-    fn of(headers: &HeaderMap, limit: BodyLimit) -> Self {
-        let announced = headers
-            .get(header::CONTENT_LENGTH)
-            .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-        let unknown = headers.contains_key(header::TRANSFER_ENCODING);
-        let length = if unknown { usize::MAX } else { announced.unwrap_or(0) };
-        Self(length.min(limit.bytes_max))
-    }
-
-    /// Takes the body's share of what all bodies may take.
-    fn share(
-        self,
-        bodies: &Arc<Semaphore>,
-        options: &HttpOptions,
-    ) -> Result<Option<OwnedSemaphorePermit>, Error> {
-        if self.0 == 0 {
-            return Ok(None);
-        }
-        let kib = u32::try_from(self.0.div_ceil(1_024)).unwrap_or(u32::MAX);
-        Arc::clone(bodies).try_acquire_many_owned(kib).map(Some).map_err(|_| {
-            let limit = options.request_bodies_bytes_max as u64;
-            ApiError::Overloaded { what: Limit::RequestBytes, limit, retry_after_ms: 1_000 }.into()
-        })
-    }
-}
-
-async fn read_body(
-    body: Body,
-    length: BodyLength,
-    limit: BodyLimit,
-    options: &HttpOptions,
-) -> Result<Bytes, Error> {
-    let bytes_max = limit.bytes_max;
-    let deadline = Instant::now() + options.timeout;
-    let mut collected = BytesMut::with_capacity(length.0.min(64 << 10));
-    let mut received = 0usize;
-    let mut stream = body.into_data_stream();
-    loop {
-        let chunk = match timeout_at(deadline, stream.next()).await {
-            Err(_) if received > bytes_max => return Err(limit.refusal()),
-            Err(_) => return Err(Error::body_timeout()),
-            Ok(None) => break,
-            Ok(Some(chunk)) => {
-                chunk.map_err(|error| Error::bad(format!("the request body broke off: {error}")))?
-            }
-        };
-        received = received.saturating_add(chunk.len());
-        if received <= bytes_max {
-            collected.extend_from_slice(&chunk);
-        } else if received > bytes_max.saturating_add(DISCARD_BYTES_MAX) {
-            break;
-        }
-    }
-    if received > bytes_max {
-        return Err(limit.refusal());
-    }
-    Ok(collected.freeze())
 }
 
 fn segments(uri: &Uri) -> Result<Vec<String>, Error> {

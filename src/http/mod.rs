@@ -38,6 +38,7 @@ mod node;
 mod node_life;
 mod node_pool;
 mod operator;
+mod request_body;
 pub mod rival;
 mod scaling;
 mod search;
