@@ -112,8 +112,8 @@ fn older_versions(
 /// Stands between the name of a group and a version: no name may hold it.
 pub(crate) const VERSION_MARK: char = '\u{0}';
 
-/// The job with the groups of older versions behind its own, under names that no group has; none: there are none. What the job as a whole asks for is
-/// that of its current version.
+/// The job with the groups of older versions behind its own, under names that no group has; none: there are none. They heed what the job as a whole asks
+/// for in its current version, and the constraints of the job in their own.
 pub(crate) fn extended(draft: &Draft<'_>, spec: &JobSpec, older: &Older) -> Option<JobSpec> {
     if older.is_empty() {
         return None;
@@ -123,9 +123,11 @@ pub(crate) fn extended(draft: &Draft<'_>, spec: &JobSpec, older: &Older) -> Opti
     for (number, version) in older {
         let current = &spec.groups[*number];
         let old = draft.pass.state.job_spec(&job.key, job.create_index, *version);
-        let old = old.and_then(|old| old.group(&current.name)).unwrap_or(current);
-        let name = format!("{}{VERSION_MARK}{version}", current.name).into();
-        extended.groups.push(TaskGroup { name, ..old.clone() });
+        let mut group = old.and_then(|old| old.group(&current.name)).unwrap_or(current).clone();
+        let more = old.iter().flat_map(|old| &old.constraints);
+        group.constraints.extend(more.filter(|one| !spec.constraints.contains(one)).cloned());
+        group.name = format!("{}{VERSION_MARK}{version}", current.name).into();
+        extended.groups.push(group);
     }
     Some(extended)
 }

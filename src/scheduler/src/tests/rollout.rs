@@ -249,6 +249,27 @@ fn an_older_version_is_placed_with_regard_to_all_versions() {
     assert!(!taken.contains(&plan.placements[0].node), "{plan:?}");
 }
 
+/// What comes back in its older version heeds the constraints that the job had then, also if the current version has others.
+#[test]
+fn an_older_version_heeds_the_constraints_of_its_own_job() {
+    let mut cluster = Cluster::with_nodes(3);
+    let mut spec = service(3, 1, 1);
+    let hosts = Constraint { left: "".into(), operand: "distinct_hosts".into(), right: "".into() };
+    spec.constraints.push(hosts);
+    cluster.run(&spec);
+    let mut spec = next(&spec, "two");
+    spec.constraints.clear();
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    cluster.begin(&plan);
+    let old = cluster.live(&spec).into_iter().find(|row| row.job_version == 0).unwrap().clone();
+    cluster.end(old.id, ClientStatus::Lost);
+    let number = u64::from(old.node.0[15]);
+    cluster.change_node(number, |node| node.eligibility.ineligible = true);
+    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert_eq!((plan.counts(), plan.queued()), ((0, 0, 0), 1), "the others have their hosts");
+}
+
 /// What is replaced in its older version is on its way out: it evicts nothing, whatever the priority of the current version is.
 #[test]
 fn an_older_version_evicts_nothing() {
