@@ -53,7 +53,9 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         return;
     }
     match command {
-        Command::RegisterJob(RegisterJob { spec, .. }) => entry.job_registered(spec, found),
+        Command::RegisterJob(RegisterJob { spec, stop, .. }) => {
+            entry.job_registered(spec, *stop, found);
+        }
         Command::DeregisterJob(DeregisterJob { job, purge, .. }) => {
             entry.job_ended(job, *purge, found);
         }
@@ -290,11 +292,11 @@ impl Entry<'_> {
         }
     }
 
-    fn job_registered(&self, spec: &Arc<JobSpec>, found: &mut Found) {
+    fn job_registered(&self, spec: &Arc<JobSpec>, stop: bool, found: &mut Found) {
         let key = &spec.key;
         let row = self.after.jobs().get(key);
         let is_as_asked = row.is_some_and(|row| {
-            !row.stop
+            row.stop == stop
                 && row.priority == spec.priority
                 && self.after.current_spec(row).is_some_and(|current| current == spec)
         });

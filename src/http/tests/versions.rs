@@ -463,7 +463,7 @@ async fn a_child_goes_back_to_its_own_versions() {
     revert(0).await.ok();
     let child: Value = server.get(&path).await.ok();
     assert_eq!((&child["Version"], &child["Stop"]), (&json!(4), &json!(false)));
-    assert_eq!(child["TaskGroups"][0]["Count"], json!(1));
+    assert_eq!(child["TaskGroups"][0]["Count"], json!(2));
 
     for (path, body) in [
         ("/v1/jobs".to_owned(), json!({ "Job": child })),
