@@ -158,6 +158,12 @@ pub(super) async fn stable(call: &Call, target: &Target) -> Result<Answer, Error
 
 /// Gives a version a name.
 pub(super) async fn tag(call: &Call, target: &Target) -> Result<Answer, Error> {
+    if target.tag.trim().is_empty() || !target.tag.chars().all(jobspec::is_printable) {
+        let name = target.tag.escape_debug();
+        return Err(Error::bad(format!(
+            "\"{name}\" is no name of a tag: use characters that show"
+        )));
+    }
     let body = call.json()?;
     let fields = Fields::of(&body)?;
     let mark = VersionMark::Tag {

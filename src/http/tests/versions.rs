@@ -143,6 +143,14 @@ async fn versions_are_tagged_and_marked_as_stable() {
     assert_eq!(against["Diffs"][0]["TaskGroups"][0]["Fields"][0]["New"], "2");
     let taken = server.put(path, &json!({ "Version": 1 })).await;
     assert!(taken.status == 400 && taken.text.contains("already exists"), "{}", taken.text);
+    for unseen in ["%00", "%20", "a%E2%80%8Bb"] {
+        let refused = server.put(&format!("/v1/job/web/versions/{unseen}/tag"), &json!({})).await;
+        assert!(
+            refused.status == 400 && refused.text.contains("is no name of a tag"),
+            "{}",
+            refused.text
+        );
+    }
     server.send("DELETE", path, &[], b"").await.ok();
     assert_eq!(versions(&server, "").await["Versions"][1]["VersionTag"], Value::Null);
     let gone = server.send("DELETE", path, &[], b"").await;
