@@ -15,7 +15,7 @@ use crate::{
     evaluation::Trigger,
     gc::{CollectGarbage, Cutoffs},
     id::{AllocationId, DeploymentId, EvaluationId},
-    job::{JobSpec, MarkJobVersion, ReschedulePolicy, UpdateStrategy, VersionMark},
+    job::{JobSpec, MarkJobVersion, RegisterJob, ReschedulePolicy, UpdateStrategy, VersionMark},
     limits,
     plan::Plan,
     testing::{Driver, GROUP, START_MS, job_key, rolling_job, stop_allocation},
@@ -728,6 +728,59 @@ fn a_person_may_say_who_is_healthy() {
     rollout.driver.report(a, Running);
     rollout.driver.accept(command.into());
     assert_eq!(rollout.status(id).0, DeploymentStatus::Successful);
+}
+
+/// A person's word fails the deployment at once, and the group goes back if it asks for that; the
+/// reply says where to.
+#[test]
+fn one_that_a_person_calls_unhealthy_fails_the_deployment() {
+    for reverts in [false, true] {
+        let mut rollout = Rollout::default();
+        rollout.stable(&version("one", 2, |_| {}));
+        let id = rollout.begin(version("two", 3, |update| update.auto_revert = reverts), 0);
+        let a = rollout.place(2, false);
+        rollout.driver.report(a, Running);
+        let evaluation = rollout.driver.evaluation_id();
+        let command =
+            SetAllocationHealth { id, healthy: Vec::new(), unhealthy: vec![a], evaluation };
+        let reply = rollout.driver.accept(command.into());
+        let reverted_to = reverts.then_some(0);
+        assert_eq!(reply, Reply::Deployment { evaluation: Some(evaluation), reverted_to });
+        let (status, why) = rollout.status(id);
+        assert_eq!(status, DeploymentStatus::Failed, "{why}");
+        assert_eq!(why.contains("rolling back to job version 0"), reverts, "{why}");
+        assert_eq!(rollout.driver.job_row("t").version, if reverts { 2 } else { 1 });
+    }
+}
+
+/// The steps of a deployment have the priority of the evaluation that began it.
+#[test]
+fn a_deployment_keeps_the_priority_of_its_evaluation() {
+    let mut rollout = Rollout::default();
+    rollout.stable(&version("one", 2, |_| {}));
+    let evaluation = rollout.driver.evaluation_id();
+    let spec = version("two", 3, |_| {});
+    let command = RegisterJob {
+        evaluation_priority: Some(77),
+        ..RegisterJob::new(std::sync::Arc::new(spec), evaluation)
+    };
+    rollout.driver.accept(command.into());
+    let mut plan = rollout.driver.plan(evaluation);
+    let id = DeploymentId([99; 16]);
+    let goal = DeploymentGoal { canaries: 0, total: 3 };
+    plan.deployment = Some(NewDeployment { id, goals: BTreeMap::from([(GROUP.into(), goal)]) });
+    assert!(rollout.driver.commit_plan(plan).outcome_taken);
+    assert_eq!(rollout.row(id).priority, 77);
+    let a = rollout.place(2, false);
+    rollout.driver.report_health(a, Running, true);
+    let open = rollout.driver.open_evaluations("t");
+    let steps: Vec<_> = open
+        .iter()
+        .map(|id| rollout.driver.evaluation(*id))
+        .filter(|row| row.trigger == Trigger::DeploymentWatcher)
+        .map(|row| row.priority)
+        .collect();
+    assert_eq!(steps, [77]);
 }
 
 /// The oldest go when there are too many, and those that are over for long; that of the current

@@ -118,13 +118,15 @@ impl Turn<'_> {
         if groups.is_empty() {
             return;
         }
+        let evaluation = self.state.evaluations.get(&plan.evaluation);
+        let priority = evaluation.map_or(job.priority, |row| row.priority);
         let mut row = Deployment {
             id: *id,
             job: job.key.clone(),
             job_create_index: job.create_index,
             job_version: job.version,
             job_modify_index: job.job_modify_index,
-            priority: job.priority,
+            priority,
             status: DeploymentStatus::Running,
             description: "".into(),
             groups,
@@ -214,30 +216,39 @@ impl Turn<'_> {
     }
 
     fn settle(&mut self, row: Deployment, touched: Touched) {
-        let job = row.job.clone();
+        let (job, priority) = (row.job.clone(), row.priority);
         if !touched.failing.is_empty() {
             self.fail(row, text::UNHEALTHY, &touched.failing);
-            self.evaluate_deployment(&job);
+            self.evaluate_deployment(&job, priority);
         } else if row.status == DeploymentStatus::Paused {
             // Whoever lets it go on has it looked at.
         } else if row.is_complete() {
             self.succeed(row);
             if self.has_older(&job) {
-                self.evaluate_deployment(&job);
+                self.evaluate_deployment(&job, priority);
             }
         } else if row.may_promote_itself() {
             self.promote(row, None);
             if !is_planted(Plant::PromotionForgotten) {
-                self.evaluate_deployment(&job);
+                self.evaluate_deployment(&job, priority);
             }
         } else if touched.steps && self.has_older(&job) {
-            self.evaluate_deployment(&job);
+            self.evaluate_deployment(&job, priority);
         }
     }
 
-    fn evaluate_deployment(&mut self, job: &JobKey) {
-        let jobs = BTreeMap::from([(job.clone(), Trigger::DeploymentWatcher)]);
-        self.evaluate(&jobs, None, &[]);
+    fn evaluate_deployment(&mut self, job: &JobKey, priority: u16) {
+        let id = self.evaluation_id(&mut [].iter());
+        self.make_step(id, job, priority);
+    }
+
+    /// Makes the evaluation of a deployment's next step, with the priority of the one that began it.
+    fn make_step(&mut self, id: EvaluationId, job: &JobKey, priority: u16) -> Option<EvaluationId> {
+        let (kind, _, job_modify_index) = self.state.to_evaluate(job)?;
+        let mut row = Evaluation::new(id, job.clone(), kind, priority, Trigger::DeploymentWatcher);
+        row.job_modify_index = job_modify_index;
+        self.put_evaluation(row);
+        Some(id)
     }
 
     /// Whether an allocation of another version than the current one holds its place.
@@ -327,19 +338,11 @@ impl Turn<'_> {
     /// Makes the evaluation that a command about a deployment brings.
     fn answer(
         &mut self,
-        job: &JobKey,
+        (job, priority): (&JobKey, u16),
         evaluation: Option<EvaluationId>,
         reverted_to: Option<u64>,
     ) -> Reply {
-        let made = evaluation.filter(|_| self.state.to_evaluate(job).is_some());
-        if let Some(id) = made
-            && let Some((kind, priority, job_modify_index)) = self.state.to_evaluate(job)
-        {
-            let mut row =
-                Evaluation::new(id, job.clone(), kind, priority, Trigger::DeploymentWatcher);
-            row.job_modify_index = job_modify_index;
-            self.put_evaluation(row);
-        }
+        let made = evaluation.and_then(|id| self.make_step(id, job, priority));
         Reply::Deployment { evaluation: made, reverted_to }
     }
 
@@ -370,20 +373,20 @@ impl Turn<'_> {
         if asked == 0 {
             return Err(Rejection::Invalid("no canaries to promote".into()));
         }
-        let job = row.job.clone();
+        let (job, priority) = (row.job.clone(), row.priority);
         self.promote(row, groups);
         self.deployments.entry(id).or_default();
-        Ok(self.answer(&job, Some(evaluation), None))
+        Ok(self.answer((&job, priority), Some(evaluation), None))
     }
 
     pub(crate) fn fail_deployment(&mut self, command: &FailDeployment) -> Outcome {
         let FailDeployment { id, evaluation } = *command;
         let row = self.of_active(id, "can't fail terminal deployment")?;
         self.check_evaluation_id(evaluation)?;
-        let job = row.job.clone();
+        let (job, priority) = (row.job.clone(), row.priority);
         let all = row.groups.keys().cloned().collect();
         let reverted_to = self.fail(row, text::BY_USER, &all);
-        Ok(self.answer(&job, Some(evaluation), reverted_to))
+        Ok(self.answer((&job, priority), Some(evaluation), reverted_to))
     }
 
     pub(crate) fn pause_deployment(&mut self, command: &PauseDeployment) -> Outcome {
@@ -395,13 +398,13 @@ impl Turn<'_> {
         };
         let mut row = self.of_active(id, refusal)?;
         self.check_evaluation_id(evaluation)?;
-        let job = row.job.clone();
+        let (job, priority) = (row.job.clone(), row.priority);
         let was_paused = row.status == DeploymentStatus::Paused;
         if pause {
             row.status = DeploymentStatus::Paused;
             row.description = text::PAUSED.into();
             self.put_deployment(row);
-            return Ok(self.answer(&job, None, None));
+            return Ok(self.answer((&job, priority), None, None));
         }
         row.status = DeploymentStatus::Running;
         row.description = row.running_text().into();
@@ -415,7 +418,7 @@ impl Turn<'_> {
         }
         self.put_deployment(row);
         self.deployments.entry(id).or_default();
-        Ok(self.answer(&job, Some(evaluation), None))
+        Ok(self.answer((&job, priority), Some(evaluation), None))
     }
 
     pub(crate) fn set_allocation_health(&mut self, command: &SetAllocationHealth) -> Outcome {
@@ -441,7 +444,12 @@ impl Turn<'_> {
                 self.set_health(*allocation, is_healthy);
             }
         }
-        Ok(self.answer(&row.job, Some(*evaluation), None))
+        // A person's word is the last: nothing that the policy allows makes up for it, as in Nomad.
+        let groups = unhealthy.iter().filter_map(|id| self.state.allocations.get(id));
+        let failing: BTreeSet<Text> = groups.map(|row| row.group.clone()).collect();
+        let counted = self.active(*id).filter(|_| !failing.is_empty());
+        let reverted_to = counted.and_then(|row| self.fail(row, text::UNHEALTHY, &failing));
+        Ok(self.answer((&row.job, row.priority), Some(*evaluation), reverted_to))
     }
 
     fn set_health(&mut self, id: AllocationId, healthy: bool) {
@@ -460,10 +468,10 @@ impl Turn<'_> {
                 .active(*id)
                 .filter(|row| row.progress_deadline().is_some_and(|deadline| deadline <= self.at));
             if let Some(row) = due {
-                let job = row.job.clone();
+                let (job, priority) = (row.job.clone(), row.priority);
                 let late = row.late_groups(self.at);
                 self.fail(row, text::NO_PROGRESS, &late);
-                self.evaluate_deployment(&job);
+                self.evaluate_deployment(&job, priority);
             }
         }
         Reply::Done
