@@ -110,6 +110,12 @@ impl<'a> Rollout<'a> {
         (!self.has_failed()).then_some(own.goal.canaries)
     }
 
+    /// How many canaries a group of a system job may have while nodes go and come.
+    pub(crate) fn canaries_max(&self, group: &TaskGroup) -> Option<u32> {
+        self.canaries(group)?;
+        self.group(group).map(|own| own.canaries_max)
+    }
+
     /// Whether new instances may be placed and older ones replaced: always in a group that is no part of the deployment. `begins_with_canaries`: the deployment begins with this pass, by canaries.
     pub(crate) fn is_open(&self, group: &TaskGroup, begins_with_canaries: bool) -> bool {
         let waits = self.group(group).is_some_and(DeploymentGroup::is_canarying);

@@ -232,15 +232,20 @@ impl Work<'_> {
         if let Some(version) = left.and_then(|_| self.proven(&self.spec.groups[seat.number])) {
             return Some(Seat { version: Some(version), ..seat });
         }
+        let there = standing.canaries.saturating_add(step.placed);
         match previous {
             Some(row) if self.is_given_up(row) => None,
             Some(row) if self.is_current(row) => {
                 let canary = self.rollout.is_waiting_canary(row) && row.is_canary();
+                // Another node may have its canary by now.
+                let group = &self.spec.groups[seat.number];
+                if canary && self.rollout.canaries_max(group).is_some_and(|max| there >= max) {
+                    return Some(Seat { version: Some(self.proven(group)?), ..seat });
+                }
                 Some(Seat { canary, ..seat })
             }
             Some(row) => Some(Seat { version: Some(row.job_version), ..seat }),
             None => {
-                let there = standing.canaries.saturating_add(step.placed);
                 let wants = self.rollout.takes_canaries()
                     && !standing.is_stuck
                     && step.canaries.is_some_and(|wanted| there < wanted);

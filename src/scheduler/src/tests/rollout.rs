@@ -159,7 +159,6 @@ fn canaries_are_replaced_by_canaries() {
     let (mut cluster, spec, plan) = begun(5, 2);
     let [failed, moved]: [AllocationId; 2] = [plan.placements[0].id, plan.placements[1].id];
     cluster.end(failed, ClientStatus::Failed);
-    cluster.set_health(failed, false);
     cluster.change(moved, |row| row.transition.migrate = true);
     let early = cluster.plan(&spec, Trigger::AllocFailure);
     assert_eq!(early.counts(), (1, 1, 0), "the failed one waits for its time");

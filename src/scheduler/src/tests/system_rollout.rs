@@ -367,3 +367,55 @@ fn a_version_in_the_middle_of_a_step_goes_where_nothing_is_healthy_yet() {
     assert_eq!(third.counts(), (2, 2, 0));
     assert!(third.stops.iter().all(|stop| starting.contains(&stop.id)), "{third:?}");
 }
+
+/// A node that reboots is no proof that the version works.
+#[test]
+fn a_rollout_without_nodes_is_not_successful() {
+    let (mut cluster, spec) = changed(1, 1, 0, false);
+    step(&mut cluster, &spec);
+    cluster.change_node(1, |node| node.liveness = Liveness::Down);
+    step(&mut cluster, &spec);
+    assert_eq!(newest(&cluster, &spec).status, DeploymentStatus::Running);
+    cluster.change_node(1, |node| node.liveness = Liveness::Ready);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!(plan.counts(), (1, 0, 0));
+    healthy(&mut cluster, &plan);
+    assert_eq!(newest(&cluster, &spec).status, DeploymentStatus::Successful);
+}
+
+/// Canaries that are wanted are as many as there are nodes for, while nodes go and come.
+#[test]
+fn canaries_follow_the_nodes() {
+    for comes_back in [false, true] {
+        let (mut cluster, spec) = canaries_everywhere(3, 3);
+        cluster.change_node(1, |node| node.liveness = Liveness::Down);
+        step(&mut cluster, &spec);
+        if comes_back {
+            cluster.change_node(1, |node| node.liveness = Liveness::Ready);
+            let plan = step(&mut cluster, &spec);
+            assert_eq!(plan.counts(), (1, 0, 0));
+            assert_eq!(newest(&cluster, &spec).groups["web"].goal.canaries, 3);
+            healthy(&mut cluster, &plan);
+        }
+        let id = newest(&cluster, &spec).id;
+        cluster.commit(|evaluation| PromoteDeployment { id, groups: None, evaluation }.into());
+        assert_eq!(newest(&cluster, &spec).status, DeploymentStatus::Successful);
+    }
+}
+
+/// A canary that was lost with its node has another in its stead when the node comes back: it gets the stable version.
+#[test]
+fn a_node_that_comes_back_gets_no_canary_too_many() {
+    let (mut cluster, spec) = changed(5, 5, 40, false);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!(plan.placements.len(), 2);
+    healthy(&mut cluster, &plan);
+    let on = u64::from(plan.placements[0].node.0[15]);
+    cluster.change_node(on, |node| node.liveness = Liveness::Down);
+    step(&mut cluster, &spec);
+    cluster.change_node(on, |node| node.liveness = Liveness::Ready);
+    step(&mut cluster, &spec);
+    let live = cluster.live(&spec);
+    assert_eq!(live.iter().filter(|row| row.is_canary()).count(), 2);
+    assert_eq!(live.len(), 5);
+}
