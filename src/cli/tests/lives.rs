@@ -207,7 +207,7 @@ fn a_node_may_be_that_of_the_agent_that_is_asked() {
     assert_eq!(neither.code, 1);
 }
 
-/// The collector may take a stopped parent before its children have ended.
+/// A parent that is purged alone leaves its children.
 #[test]
 fn children_of_a_parent_that_is_gone_are_stopped() {
     let child = |id: &str, parent: &str, namespace: &str| json!({"ID": id, "ParentID": parent, "Namespace": namespace});
