@@ -192,7 +192,8 @@ fn the_nomad_program_starts_jobs_in_numbers() {
         &["Idempotency Token = t", "Allocations"],
     );
 
-    nomad.says("job plan per.hcl", 0, &["If submitted now, next periodic launch would be at"]);
+    let planned = ["(1 create)", "If submitted now, next periodic launch would be at"];
+    nomad.says("job plan per.hcl", 1, &planned);
     nomad.says("job run per.hcl", 0, &["Approximate next launch time", "T03:00:00"]);
     nomad.says(
         "job periodic force per",
