@@ -83,14 +83,14 @@ pub(crate) struct GlobalFlags {
         long,
         help = "Print no colours [QUORATE_CLI_NO_COLOR, NOMAD_CLI_NO_COLOR, NO_COLOR]",
         global = true,
-        help_heading = "Connection"
+        help_heading = "Output"
     )]
     no_color: bool,
     #[arg(
         long,
         help = "Print colours also where no terminal is [QUORATE_CLI_FORCE_COLOR, NOMAD_CLI_FORCE_COLOR]",
         global = true,
-        help_heading = "Connection"
+        help_heading = "Output"
     )]
     force_color: bool,
 }

@@ -21,6 +21,7 @@ const DISCARD_BYTES_MAX: usize = 64 << 20;
 /// How much more a batch of dispatches may be than any other body: with the limit of 4 MiB 24 MiB, which is 1,000 payloads of 16 KiB in base64 and 3 KiB of
 /// meta with each.
 const BATCH_BODY_FACTOR: usize = 6;
+
 /// The body of a request, and its share of what all bodies may take, to be held as long as the body.
 pub(super) async fn read(
     parts: &Parts,

@@ -36,20 +36,20 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
         if is_replaced && why.is_some_and(is_update) {
             // A canary is counted once.
             let by_other = !replaced_by_canaries.contains(&row.id);
-            of(&mut made, &row.group).destructive_update += u32::from(by_other);
+            counts_of(&mut made, &row.group).destructive_update += u32::from(by_other);
         } else if is_replaced && why.is_some_and(is_move) {
-            of(&mut made, &row.group).migrate += 1;
+            counts_of(&mut made, &row.group).migrate += 1;
         } else if why.is_some() && row.is_live() && !is_replaced {
-            of(&mut made, &row.group).stop += 1;
+            counts_of(&mut made, &row.group).stop += 1;
         } else if why.is_none() && updated.contains(&row.id) {
-            of(&mut made, &row.group).in_place_update += 1;
+            counts_of(&mut made, &row.group).in_place_update += 1;
         } else if why.is_none() && row.is_live() {
-            of(&mut made, &row.group).ignore += 1;
+            counts_of(&mut made, &row.group).ignore += 1;
         }
     }
     for placement in &plan.placements {
         let why = placement.previous.and_then(|previous| stopped.get(&previous));
-        let group = of(&mut made, &placement.group);
+        let group = counts_of(&mut made, &placement.group);
         if placement.canary {
             group.canary += 1;
         } else if why.is_none_or(|why| !is_update(why) && !is_move(why)) {
@@ -61,12 +61,12 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
         let wanted = spec.and_then(|spec| Some((spec, spec.group(name)?)));
         let Some((spec, group)) = wanted.filter(|_| left > 0) else { continue };
         let kept = kept(state, plan, spec, group);
-        add_unplaced(of(&mut made, name), left, kept, spec, group);
+        add_unplaced(counts_of(&mut made, name), left, kept, spec, group);
     }
     made
 }
 
-fn of<'a>(made: &'a mut Annotations, group: &Text) -> &'a mut GroupAnnotation {
+fn counts_of<'a>(made: &'a mut Annotations, group: &Text) -> &'a mut GroupAnnotation {
     made.entry(group.clone()).or_default()
 }
 

@@ -179,26 +179,24 @@ impl Turn<'_> {
     }
 
     /// Notes for which groups instances wait for room. The time without progress counts from when none does.
-    pub(crate) fn note_queued(&mut self, job: &Job) {
+    pub(crate) fn note_queued(&mut self, job: &Job, queued: &BTreeMap<Text, u32>) {
         let row = self.state.current_deployment(job).filter(|row| row.is_active());
-        let Some(mut row) = row.map(|row| (**row).clone()) else { return };
-        let mut changed = false;
+        let Some(row) = row else { return };
+        // Nodes without room for a job that runs once per node are not waited for.
+        let waits =
+            |name| !job.kind.is_per_node() && queued.get(name).is_some_and(|left| *left > 0);
+        if row.groups.iter().all(|(name, group)| group.waits_for_room == waits(name)) {
+            return;
+        }
+        let mut row = (**row).clone();
         for (name, group) in &mut row.groups {
-            // Nodes without room for a job that runs once per node are not waited for.
-            let queued = job.queued.get(name).copied().unwrap_or(0);
-            let waits = queued > 0 && !job.kind.is_per_node();
-            if group.waits_for_room == waits {
-                continue;
-            }
-            group.waits_for_room = waits;
-            changed = true;
-            if !waits && group.require_progress_by.is_some() {
+            let waits = waits(name);
+            if group.waits_for_room && !waits && group.require_progress_by.is_some() {
                 group.extend(self.at);
             }
+            group.waits_for_room = waits;
         }
-        if changed {
-            self.put_deployment(row);
-        }
+        self.put_deployment(row);
     }
 
     /// Draws the conclusions from what the entry changed for deployments.

@@ -31,9 +31,8 @@ impl Turn<'_> {
         }
         let open = self.open_for_dispatch(&command.parent);
         let mut tokens = command.children.iter().map(|child| &child.token);
-        let is_known = tokens.any(|token| self.dispatched_before(&command.parent, token).is_some());
         if let Err(why) = &open
-            && !is_known
+            && !tokens.any(|token| self.dispatched_before(&command.parent, token).is_some())
         {
             return Err(why.clone());
         }

@@ -406,14 +406,12 @@ impl Turn<'_> {
         if let Some(job) = self.state.jobs.get(&plan.job)
             && job.create_index == plan.job_create_index
         {
-            let mut job = (**job).clone();
-            let changed = job.queued != outcome.queued;
-            job.queued = outcome.queued.clone();
+            let job = Arc::clone(job);
             // A deployment that has begun since the last outcome knows nothing of what that said.
-            self.note_queued(&job);
-            if changed {
-                job.modify_index = self.index;
-                self.put_job(job);
+            self.note_queued(&job, &outcome.queued);
+            if job.queued != outcome.queued {
+                let queued = outcome.queued.clone();
+                self.put_job(Job { queued, modify_index: self.index, ..(*job).clone() });
             }
         }
     }
