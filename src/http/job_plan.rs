@@ -140,8 +140,12 @@ fn predict(state: &State, command: RegisterJob, with_diff: bool) -> Result<Predi
         prediction.add(made, attempt == 0);
         if let Some(outcome) = plan.outcome {
             let left = left_behind(&trial, &row, &outcome);
-            prediction.created =
-                left.iter().map(|row| view::evaluation_in(&trial, row, None)).collect();
+            let shown = left.iter().map(|row| {
+                let mut shown = view::evaluation_in(&trial, row, None);
+                shown["JobID"] = (&*key.id).into();
+                shown
+            });
+            prediction.created = shown.collect();
             prediction.failed = outcome.failed_groups;
             break;
         }
@@ -164,9 +168,10 @@ fn predict(state: &State, command: RegisterJob, with_diff: bool) -> Result<Predi
     Ok(prediction)
 }
 
-/// The state with what a periodic or parameterized job runs: its children are it, without the block that makes them.
+/// The state with what a periodic or parameterized job runs: its children are it, without the block that makes them. The child has an id that no job has.
 fn child_of(state: &State, parent: &JobSpec, evaluation: EvaluationId) -> Result<State, Error> {
-    let spec = JobSpec { periodic: None, parameterized: None, ..parent.clone() };
+    let mut spec = JobSpec { periodic: None, parameterized: None, ..parent.clone() };
+    spec.key.id = format!("{}\u{0}", spec.key.id).into();
     registered(state, RegisterJob::new(Arc::new(spec), evaluation))
 }
 

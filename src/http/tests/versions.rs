@@ -334,6 +334,7 @@ async fn a_periodic_job_is_planned_as_its_launch() {
             server.put("/v1/job/night/plan", &body).await.ok()
         };
         let small = planned(100).await;
+        assert_eq!(planned(900_000).await["CreatedEvals"][0]["JobID"], "night");
         assert_eq!(small["Annotations"]["DesiredTGUpdates"]["web"]["Place"], 2, "{small}");
         assert_eq!(small["Diff"]["TaskGroups"][0]["Updates"], json!({ "create": 2 }));
         assert_eq!(small["FailedTGAllocs"], Value::Null);
@@ -341,6 +342,15 @@ async fn a_periodic_job_is_planned_as_its_launch() {
         assert!(large["FailedTGAllocs"]["web"].is_object(), "{large}");
     }
     assert_eq!(cluster.state().digest(), before);
+    // Also one that is there.
+    let mut job = web_job("night");
+    job["Type"] = "batch".into();
+    job["Periodic"] = json!({ "Spec": "@daily", "TimeZone": "UTC", "Enabled": true });
+    server.put("/v1/jobs", &json!({ "Job": job })).await.ok();
+    job["Periodic"]["Spec"] = "@hourly".into();
+    let changed = server.put("/v1/job/night/plan", &json!({ "Job": job, "Diff": true })).await.ok();
+    assert_eq!(changed["Annotations"]["DesiredTGUpdates"]["web"]["Place"], 2, "{changed}");
+    assert_eq!(changed["Diff"]["Type"], "Edited");
     server.stop().await;
 }
 
