@@ -74,6 +74,18 @@ fn an_end_nobody_asked_for_is_evaluated() {
     assert_eq!(driver.report(id, ClientStatus::Complete), [], "it was asked for");
 }
 
+/// A deployment takes a system job's nodes step by step: one whose instance ends while it waits for its step gets the new version.
+#[test]
+fn an_older_instance_of_a_system_job_that_ends_is_evaluated() {
+    let (mut driver, id) = running(JobKind::System);
+    assert_eq!(driver.report(id, ClientStatus::Complete), [], "its agent starts it again");
+    let (mut driver, id) = running(JobKind::System);
+    let mut changed = job("t", JobKind::System, 1);
+    changed.groups[0].tasks[0].user = "other".into();
+    driver.register_job(changed);
+    assert_eq!(driver.report(id, ClientStatus::Complete).len(), 1);
+}
+
 /// An agent's report changes `modify_index` only; agents pull by the index of the servers' changes.
 #[test]
 fn a_report_is_not_a_change_by_the_servers() {

@@ -94,7 +94,10 @@ impl Turn<'_> {
         let affinity_key = started.then(|| self.affinity_key(&row)).flatten();
         let ended = row.client.is_terminal();
         let wanted = !row.is_server_terminal();
-        let kind = self.state.jobs.get(&row.job).map(|job| job.kind);
+        let job = self.state.jobs.get(&row.job);
+        let kind = job.map(|job| job.kind);
+        let current = job.map(|job| (job.create_index, job.version));
+        let is_older = current != Some((row.job_create_index, row.job_version));
         let key = row.job.clone();
         let node = row.node;
         if ended && !row.is_live() && row.resources != Resources::default() {
@@ -112,7 +115,10 @@ impl Turn<'_> {
         let replace = match kind? {
             JobKind::Service => true,
             JobKind::Batch => update.status == ClientStatus::Failed,
-            JobKind::System | JobKind::Sysbatch => false,
+            // Its agent starts it again. One of an older version makes way for the current one, which the pass that
+            // left it for a later step cannot have seen.
+            JobKind::System => is_older,
+            JobKind::Sysbatch => false,
         };
         (ended && wanted && replace).then_some(key)
     }
