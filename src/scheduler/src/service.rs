@@ -324,20 +324,35 @@ impl<'a> Work<'a> {
     ) -> bool {
         let (mut done, mut down) = (0, 0);
         let mut failures = Vec::new();
+        let mut live_names: BTreeMap<u32, usize> = BTreeMap::new();
+        for allocation in outdated.iter().filter(|row| row.is_live()) {
+            *live_names.entry(allocation.name_index).or_default() += 1;
+        }
         for allocation in outdated {
             let is_well = self.rollout.is_well(&self.draft.pass, group, allocation);
             let used = if is_well { done + down } else { done };
             if used >= limit || failures.len() == REPLACEMENT_FAILURES_MAX {
                 break;
             }
-            // A promoted canary may have its name already; one beyond the count was left when others ended that were not well.
-            let name_index = allocation.name_index;
-            let is_taken = own.current_names.contains(&name_index) || name_index >= group.count;
-            let name_index = if is_taken { own.names.next() } else { name_index };
+            // A promoted canary may have its name already, also one of an older version that goes on for now; one beyond the count was left when others
+            // ended that were not well.
+            let old_name = allocation.name_index;
+            let others = live_names
+                .get(&old_name)
+                .map_or(0, |live| live - usize::from(allocation.is_live()));
+            let is_taken =
+                others > 0 || own.current_names.contains(&old_name) || old_name >= group.count;
+            let name_index = if is_taken { own.names.next() } else { old_name };
             let wish =
                 PlaceWish { previous: Some(allocation), ..PlaceWish::new(name_index, false) };
             match self.try_place(number, group, &wish, Some(Reason::Updating)) {
-                Tried::Placed => done += 1,
+                Tried::Placed => {
+                    done += 1;
+                    own.current_names.insert(name_index);
+                    if allocation.is_live() {
+                        live_names.insert(old_name, others);
+                    }
+                }
                 Tried::PlanFull => return false,
                 Tried::NoRoom(metrics) => {
                     failures.push(metrics);
