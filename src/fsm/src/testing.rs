@@ -12,7 +12,10 @@
 //!  let verdict = driver.commit_plan(plan);
 //! ```
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 
@@ -947,6 +950,7 @@ pub fn outcome(status: EvaluationStatus) -> Outcome {
         status,
         description: "".into(),
         queued: BTreeMap::new(),
+        waiting: BTreeSet::new(),
         failed_groups: BTreeMap::new(),
         annotations: BTreeMap::new(),
         class_eligibility: BTreeMap::new(),

@@ -1,7 +1,7 @@
 //! A server without Raft: commands are applied to a real state as they come, one entry each, with ids and times that a test can predict.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -163,6 +163,7 @@ impl TestCluster {
             status: EvaluationStatus::Complete,
             description: "".into(),
             queued: BTreeMap::from([(group.clone(), 1)]),
+            waiting: BTreeSet::from([group.clone()]),
             failed_groups: BTreeMap::from([(group.clone(), failed)]),
             annotations: BTreeMap::new(),
             class_eligibility: BTreeMap::new(),

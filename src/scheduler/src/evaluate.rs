@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    AllocationId, ClassId, Evaluation, EvaluationId, EvaluationStatus, JobKind, NodeId, Plan, Text,
+    AllocationId, ClassId, Evaluation, EvaluationId, EvaluationStatus, JobKind, NodeId, Plan,
     TimeMs, Trigger,
 };
 
@@ -84,13 +84,15 @@ pub(crate) fn finish_per_node(mut draft: Draft<'_>, exhausted: &[NodeId]) -> Pla
     complete(draft)
 }
 
-/// Instances that the job lacks if this plan is not applied, by group.
-pub(crate) fn missing(plan: Plan) -> BTreeMap<Text, u32> {
-    let mut missing = plan.outcome.map(|outcome| outcome.queued).unwrap_or_default();
-    for placement in plan.placements {
-        *missing.entry(placement.group).or_default() += 1;
+/// Counts as queued what the job lacks if `plan` is not applied.
+pub(crate) fn queue_missing(draft: &mut Draft<'_>, plan: Plan) {
+    if let Some(outcome) = plan.outcome {
+        draft.queued = outcome.queued;
+        draft.waiting = outcome.waiting;
     }
-    missing
+    for placement in plan.placements {
+        draft.queue(&placement.group, placement.version, 1);
+    }
 }
 
 /// Ends an evaluation whose attempts are used up.

@@ -133,10 +133,9 @@ pub const fn attempts_max(kind: JobKind) -> u32 {
 pub fn exhausted(pass: &Pass<'_>) -> Result<Plan, ScheduleError> {
     let tried = schedule(pass)?;
     let annotations = tried.outcome.as_ref().map(|outcome| outcome.annotations.clone());
-    let queued = evaluate::missing(tried);
     let target = plan::Target::of(pass)?;
     let mut draft = plan::Draft::new(pass, target);
-    draft.queued = queued;
+    evaluate::queue_missing(&mut draft, tried);
     let mut plan = evaluate::exhausted(draft, attempts_max(target.kind(pass.evaluation)));
     if let Some(outcome) = &mut plan.outcome {
         outcome.annotations = annotations.unwrap_or_default();

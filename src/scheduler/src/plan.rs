@@ -2,7 +2,10 @@
 //!
 //! Must never decide anything: reconcilers decide, the draft writes down.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, DeploymentId, Evaluation, EvaluationId,
@@ -67,6 +70,8 @@ pub(crate) struct Draft<'a> {
     pub(crate) target: Target<'a>,
     /// Instances not placed, by group.
     pub(crate) queued: BTreeMap<Text, u32>,
+    /// Those of them that lack instances of the current version.
+    pub(crate) waiting: BTreeSet<Text>,
     /// Groups with instances not placed.
     pub(crate) failed_groups: BTreeMap<Text, Metrics>,
     /// Evaluations that the outcome makes.
@@ -92,6 +97,7 @@ impl<'a> Draft<'a> {
             pass: *pass,
             target,
             queued: BTreeMap::new(),
+            waiting: BTreeSet::new(),
             failed_groups: BTreeMap::new(),
             evaluations: Vec::new(),
             plan: Plan {
@@ -201,9 +207,23 @@ impl<'a> Draft<'a> {
         self.plan.placements.push(placement);
     }
 
-    /// Writes down that so many instances of a group could not be placed, and what the first of them saw.
-    pub(crate) fn fail(&mut self, group: &Text, count: u32, metrics: Metrics) {
+    /// Counts instances of a group that could not be placed. `version` is theirs if that is an older one.
+    pub(crate) fn queue(&mut self, group: &Text, version: Option<u64>, count: u32) {
         *self.queued.entry(group.clone()).or_default() += count;
+        if version.is_none() && !self.waiting.contains(group) {
+            self.waiting.insert(group.clone());
+        }
+    }
+
+    /// As [`Self::queue`], with what the first of them saw.
+    pub(crate) fn fail(
+        &mut self,
+        group: &Text,
+        version: Option<u64>,
+        count: u32,
+        metrics: Metrics,
+    ) {
+        self.queue(group, version, count);
         if let Some(known) = self.failed_groups.get_mut(group) {
             known.coalesced_failures += count;
             return;
@@ -243,6 +263,7 @@ impl<'a> Draft<'a> {
             status: end.status,
             description: end.description,
             queued: self.queued,
+            waiting: self.waiting,
             failed_groups: self.failed_groups,
             annotations: BTreeMap::new(),
             class_eligibility: end.class_eligibility,

@@ -368,7 +368,7 @@ impl<'a> Work<'a> {
             && let Some(metrics) = failures.into_iter().next()
         {
             let left = u32::try_from(left).unwrap_or(u32::MAX);
-            self.draft.fail(&group.name, left, *metrics);
+            self.draft.fail(&group.name, None, left, *metrics);
             self.failed.insert(number);
         }
         true
@@ -384,7 +384,7 @@ impl<'a> Work<'a> {
     ) -> bool {
         let in_stack = self.number_in_stack(number, wish);
         if self.failed.contains(&in_stack) {
-            self.count_failure(group);
+            self.count_failure(group, wish.version);
             return true;
         }
         match self.try_place(in_stack, group, wish, reason) {
@@ -392,7 +392,7 @@ impl<'a> Work<'a> {
             Tried::PlanFull => false,
             Tried::NoRoom(metrics) => {
                 self.failed.insert(in_stack);
-                self.draft.fail(&group.name, 1, *metrics);
+                self.draft.fail(&group.name, wish.version, 1, *metrics);
                 true
             }
         }
@@ -442,8 +442,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn count_failure(&mut self, group: &TaskGroup) {
-        *self.draft.queued.entry(group.name.clone()).or_default() += 1;
+    fn count_failure(&mut self, group: &TaskGroup, version: Option<u64>) {
+        self.draft.queue(&group.name, version, 1);
         if let Some(metrics) = self.draft.failed_groups.get_mut(&group.name) {
             metrics.coalesced_failures += 1;
         }

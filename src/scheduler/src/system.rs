@@ -399,7 +399,7 @@ impl<'a> Work<'a> {
             Err((obstacle, metrics)) => {
                 if matches!(obstacle, Obstacle::Exhausted) {
                     self.exhausted.insert(self.stack.node(position).id);
-                    self.draft.fail(&group.name, 1, *metrics);
+                    self.draft.fail(&group.name, version, 1, *metrics);
                 }
                 Err(obstacle)
             }

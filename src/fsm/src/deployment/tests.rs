@@ -1,7 +1,7 @@
 //! Deployments: who counts, what follows from it in the same entry, and what is refused (I46, facts
 //! 1.8 of Nomad).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 mod nodes;
 
@@ -73,10 +73,12 @@ impl Rollout {
     }
 
     /// A pass finds that so many instances have no room.
-    fn queued(&mut self, count: u32) {
+    /// A pass finds no room for so many instances, some of them of the current version or none.
+    fn queued(&mut self, count: u32, current: bool) {
         let mut plan = self.plan();
         let outcome = plan.outcome.as_mut().expect("it has one");
         outcome.queued = BTreeMap::from([(GROUP.into(), count)]);
+        outcome.waiting = current.then(|| GROUP.into()).into_iter().collect();
         assert!(self.driver.commit_plan(plan).outcome_taken);
     }
 
@@ -655,12 +657,16 @@ fn nothing_expires_while_instances_wait_for_room() {
     rollout.driver.at_seconds(1_000);
     let id = rollout.begin(version("one", 3, |update| update.progress_deadline_ms = 60_000), 0);
     rollout.place(0, false);
-    rollout.queued(2);
+    rollout.queued(2, true);
     assert_eq!(rollout.deadline(id), None);
     rollout.driver.at_seconds(2_000);
-    rollout.queued(1);
+    rollout.queued(1, true);
     assert_eq!(rollout.deadline(id), None);
-    rollout.queued(0);
+    // One of an older version says nothing about this one.
+    rollout.queued(1, false);
+    assert_eq!(rollout.deadline(id), Some(2_060_000));
+    rollout.driver.at_seconds(2_010);
+    rollout.queued(2, false);
     assert_eq!(rollout.deadline(id), Some(2_060_000));
 }
 
@@ -678,6 +684,7 @@ fn a_version_waits_for_room_as_the_one_before_did() {
         plan.deployment = Some(NewDeployment { id, goals });
         let outcome = plan.outcome.as_mut().expect("it has one");
         outcome.queued = BTreeMap::from([(GROUP.into(), 2)]);
+        outcome.waiting = BTreeSet::from([GROUP.into()]);
         assert!(rollout.driver.commit_plan(plan).outcome_taken);
         assert_eq!(rollout.deadline(id), None, "{user}");
     }

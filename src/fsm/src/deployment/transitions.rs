@@ -178,13 +178,12 @@ impl Turn<'_> {
         self.put_deployment(row);
     }
 
-    /// Notes for which groups instances wait for room. The time without progress counts from when none does.
-    pub(crate) fn note_queued(&mut self, job: &Job, queued: &BTreeMap<Text, u32>) {
+    /// Notes for which groups instances of the current version wait for room. The time without progress counts from when none does.
+    pub(crate) fn note_waiting(&mut self, job: &Job, waiting: &BTreeSet<Text>) {
         let row = self.state.current_deployment(job).filter(|row| row.is_active());
         let Some(row) = row else { return };
         // Nodes without room for a job that runs once per node are not waited for.
-        let waits =
-            |name| !job.kind.is_per_node() && queued.get(name).is_some_and(|left| *left > 0);
+        let waits = |name| !job.kind.is_per_node() && waiting.contains(name);
         if row.groups.iter().all(|(name, group)| group.waits_for_room == waits(name)) {
             return;
         }

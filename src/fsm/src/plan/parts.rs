@@ -1,6 +1,9 @@
 //! The parts of a plan, and the answer to it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +73,8 @@ pub struct Outcome {
     pub description: Text,
     /// Instances not placed, by group.
     pub queued: BTreeMap<Text, u32>,
+    /// Those of them of which an instance of the plan's version is missing; the others lack older ones.
+    pub waiting: BTreeSet<Text>,
     /// Groups that could not be placed.
     pub failed_groups: BTreeMap<Text, Metrics>,
     /// What the pass wanted, by group.

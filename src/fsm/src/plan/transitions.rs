@@ -408,7 +408,7 @@ impl Turn<'_> {
         {
             let job = Arc::clone(job);
             // A deployment that has begun since the last outcome knows nothing of what that said.
-            self.note_queued(&job, &outcome.queued);
+            self.note_waiting(&job, &outcome.waiting);
             if job.queued != outcome.queued {
                 let queued = outcome.queued.clone();
                 self.put_job(Job { queued, modify_index: self.index, ..(*job).clone() });

@@ -12,7 +12,11 @@ mod deployments;
 mod pools;
 mod scaling;
 
-use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    sync::Arc,
+};
 
 use proptest::prelude::*;
 
@@ -373,6 +377,7 @@ fn plan() -> Plan {
     let outcome = Outcome {
         evaluations: vec![evaluation()],
         failed_groups: BTreeMap::from([("web".into(), metrics())]),
+        waiting: BTreeSet::from(["web".into()]),
         ..outcome(EvaluationStatus::Blocked)
     };
     Plan {

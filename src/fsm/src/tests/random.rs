@@ -740,6 +740,9 @@ impl Maker<'_> {
         if self.dice.one_in(2) {
             made.failed_groups.insert(GROUP.into(), Metrics::default());
             made.queued.insert(GROUP.into(), 3);
+            if self.dice.one_in(2) {
+                made.waiting.insert(GROUP.into());
+            }
         }
         for _ in 0..self.dice.below(3) {
             let id = self.new_evaluation();

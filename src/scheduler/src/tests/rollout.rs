@@ -495,9 +495,25 @@ fn what_is_lost_without_room_comes_back_when_there_is_some() {
     cluster.change_node(u64::from(on.0[15]), |node| node.liveness = Liveness::Down);
     let plan = cluster.plan(&spec, Trigger::NodeUpdate);
     assert_eq!((plan.counts(), plan.queued()), ((0, 1, 0), 1));
+    // The canaries lack nothing: their time goes on.
+    assert!(plan.outcome.as_ref().unwrap().waiting.is_empty());
     cluster.begin(&plan);
     cluster.put_node(node(4));
     assert_eq!(cluster.plan(&spec, Trigger::NodeUpdate).placements.len(), 1);
+}
+
+/// What the rollout itself lacks is told apart from that.
+#[test]
+fn canaries_without_room_wait() {
+    let mut cluster = Cluster::with_nodes(2);
+    let mut spec = service(2, 1, 1);
+    spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
+    cluster.run(&spec);
+    let spec = next(&spec, "two");
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!((plan.counts(), plan.queued()), ((0, 0, 0), 1));
+    assert!(plan.outcome.unwrap().waiting.contains("web"));
 }
 
 /// Of an older version comes back what that wanted, and no more than is wanted now: a larger count comes with the new version.

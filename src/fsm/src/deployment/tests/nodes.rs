@@ -49,7 +49,7 @@ fn full_nodes_of_a_system_job_hold_no_deadline_up() {
     rollout.driver.at_seconds(1_000);
     let id = rollout.begin(system(|update| update.progress_deadline_ms = 60_000), 0);
     rollout.place_on("b", false);
-    rollout.queued(1);
+    rollout.queued(1, true);
     assert_eq!(rollout.deadline(id), Some(1_060_000));
 }
 
