@@ -1,24 +1,38 @@
 //! Quorate: a Raft-replicated cluster scheduler that speaks Nomad's HTTP API. ARCHITECTURE.md is
 //! the map.
+#![cfg_attr(
+    not(feature = "program"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "only the command line and the HTTP API use some of it"
+    )
+)]
 
+#[cfg(feature = "program")]
 mod address_space;
 pub mod agent;
 pub mod api;
 mod base64;
+#[cfg(feature = "program")]
 pub mod bench;
 mod body;
+#[cfg(feature = "program")]
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod disk;
 mod forward;
 pub mod grpc;
+#[cfg(feature = "program")]
 pub mod http;
 pub mod jobspec;
 pub mod metrics;
 mod open_files;
+#[cfg(feature = "program")]
 mod percent;
 pub mod plant;
+#[cfg(feature = "program")]
 pub mod process;
 pub mod provider;
 pub mod published;
