@@ -114,6 +114,8 @@ pub(crate) struct Changes<'a> {
     pub(crate) has_run: bool,
     /// Names of kept allocations of the current version: those of older ones need others.
     pub(crate) current_names: BTreeSet<u32>,
+    /// Kept allocations of the current version that are no members of its deployment.
+    pub(crate) settled: u32,
     pub(crate) names: Names,
 }
 
@@ -161,6 +163,20 @@ struct Sorted<'a> {
     foreign: Vec<&'a Allocation>,
 }
 
+impl<'a> Sorted<'a> {
+    /// Stops those that have failed and whose places others have taken, and forgets such lost ones: they have no successors, which would take their names.
+    fn drop_placeless(&mut self, wanted: usize, changes: &mut Changes<'a>) {
+        let missing = wanted.saturating_sub(self.kept.len() + self.migrating.len());
+        let cut = self.failed_now.len().min(missing);
+        for allocation in self.failed_now.split_off(cut) {
+            if is_to_stop(allocation) {
+                changes.stops.push(StopWish { allocation, reason: Reason::NotNeeded });
+            }
+        }
+        self.lost.truncate(missing - cut);
+    }
+}
+
 /// Reconciles `allocations` of one group with what the group wants.
 pub(crate) fn group<'a>(
     pass: &Pass<'a>,
@@ -190,6 +206,12 @@ pub(crate) fn group<'a>(
     }
     let wanted = group.count as usize;
     of.drop_excess(&mut sorted, wanted, &mut changes);
+    sorted.drop_placeless(wanted, &mut changes);
+    let is_current = |allocation: &&&Allocation| {
+        (allocation.job_create_index, allocation.job_version) == version
+    };
+    changes.current_names =
+        sorted.kept.iter().filter(is_current).map(|allocation| allocation.name_index).collect();
     let names = |list: &[&Allocation]| -> BTreeSet<u32> {
         list.iter().map(|allocation| allocation.name_index).collect()
     };
@@ -214,7 +236,7 @@ pub(crate) fn group<'a>(
             changes.outdated.push(allocation);
             continue;
         }
-        changes.current_names.insert(allocation.name_index);
+        changes.settled += u32::from(!rollout.owns(allocation));
         if rollout.owns(allocation) {
             let healthy = allocation.deployment.and_then(|own| own.is_healthy());
             changes.is_stuck |= healthy == Some(false);
@@ -436,17 +458,23 @@ impl<'a> Of<'a, '_> {
         }
         // Beside those of the same names: a canary may take the place of one of them later.
         let beside = std::mem::take(&mut changes.names);
+        // But not of those of the current version, which stay.
         changes.names.taken = sorted.kept.iter().map(|allocation| allocation.name_index).collect();
+        changes.names.taken.extend(&changes.current_names);
         self.place(&sorted, wanted as usize, true, changes);
         changes.names = beside;
     }
 
-    /// Wishes for what is missing: migrated, rescheduled and lost ones keep their names; the rest take the lowest free ones.
+    /// Wishes for what is missing: migrated, rescheduled and lost ones keep their names, if they are below the count; the rest take the lowest free ones.
     fn place(&self, sorted: &Sorted<'a>, wanted: usize, canary: bool, changes: &mut Changes<'a>) {
         let mut missing = wanted.saturating_sub(sorted.kept.len() + sorted.migrating.len());
         let Changes { names, placements, stops, .. } = changes;
         let mut replace = |allocation: &'a Allocation, history, rescheduled| PlaceWish {
-            name_index: names.claim(allocation.name_index),
+            name_index: if allocation.name_index < self.group.count {
+                names.claim(allocation.name_index)
+            } else {
+                names.next()
+            },
             canary,
             version: None,
             previous: Some(allocation),

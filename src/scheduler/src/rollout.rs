@@ -123,17 +123,19 @@ impl<'a> Rollout<'a> {
         !is_held || self.strategy(group).is_none()
     }
 
-    /// What a deployment of this spec is to reach, by group. `canaries`: how many the group begins with.
+    /// What a deployment of this spec is to reach, by group. `canaries`: how many the group begins with; `settled`: how many instances of the version it
+    /// has already, which are no members of a deployment that begins now.
     pub(crate) fn goals(
         &self,
         spec: &JobSpec,
         canaries: impl Fn(usize) -> u32,
+        settled: impl Fn(usize) -> u32,
     ) -> BTreeMap<Text, DeploymentGoal> {
-        let groups = spec.groups.iter().enumerate().filter(|(_, group)| group.count > 0);
-        let goals = groups.filter_map(|(number, group)| {
+        let goals = spec.groups.iter().enumerate().filter_map(|(number, group)| {
             self.strategy(group)?;
-            let goal = DeploymentGoal { canaries: canaries(number), total: group.count };
-            Some((group.name.clone(), goal))
+            let total = group.count.saturating_sub(settled(number));
+            let goal = DeploymentGoal { canaries: canaries(number), total };
+            (total > 0).then(|| (group.name.clone(), goal))
         });
         goals.collect()
     }

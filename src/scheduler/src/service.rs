@@ -29,10 +29,11 @@ enum Tried {
     NoRoom(Box<Metrics>),
 }
 
-/// Ends every live allocation of a job that wants nothing.
+/// Ends every allocation of a job that wants nothing: also those that have failed, which would count again when the job is started.
 pub(crate) fn stop_all(mut draft: Draft<'_>) -> Plan {
-    for allocation in allocations(&draft).into_iter().filter(|allocation| allocation.is_live()) {
-        let lost = reconcile::is_lost(&draft.pass, allocation);
+    let allocations = allocations(&draft).into_iter();
+    for allocation in allocations.filter(|allocation| reconcile::is_to_stop(allocation)) {
+        let lost = allocation.is_live() && reconcile::is_lost(&draft.pass, allocation);
         let reason = if lost { Reason::Lost } else { Reason::NotNeeded };
         if !draft.stop(allocation, &reason.text().into(), lost) {
             break;
@@ -244,7 +245,7 @@ impl<'a> Work<'a> {
                 let mut names: Vec<u32> = destructive[number]
                     .iter()
                     .map(|row| row.name_index)
-                    .filter(|name| !own.current_names.contains(name))
+                    .filter(|name| *name < group.count && !own.current_names.contains(name))
                     .collect();
                 names.sort_unstable();
                 names.dedup();
@@ -256,7 +257,8 @@ impl<'a> Work<'a> {
             }
         }
         if is_needed && !self.rollout.is_begun() {
-            let goals = self.rollout.goals(spec, canaries);
+            let settled = |number: usize| changes[number].settled;
+            let goals = self.rollout.goals(spec, canaries, settled);
             self.draft.begin_deployment(goals);
         }
     }
@@ -284,11 +286,10 @@ impl<'a> Work<'a> {
             } else if !self.may_stay(number, allocation) {
                 replaced.push(*allocation);
                 released.push(*allocation);
-            } else if !self.draft.update_in_place(allocation) {
-                break;
-            } else {
+            } else if self.draft.update_in_place(allocation) {
                 self.in_place.insert(number);
             }
+            // In a full plan the others move in a later pass; whether some are to be replaced decides about canaries now.
         }
         replaced
     }

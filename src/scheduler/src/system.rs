@@ -326,13 +326,14 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Instances of the new version that have failed and that [`Self::fill`] places once more. One that finds no room holds up nothing.
-    fn failing(&mut self, number: usize, standing: &Standing<'_>) -> u32 {
+    /// Instances that have failed and in whose places [`Self::fill`] puts the new version: also older ones while the step is open. One that finds no room
+    /// holds up nothing.
+    fn failing(&mut self, number: usize, standing: &Standing<'_>, step: &Step) -> u32 {
         let mut failing = 0;
         for (node, last) in &standing.previous {
             let failed = last.client == ClientStatus::Failed && !last.is_server_terminal();
             if failed
-                && self.is_current(last)
+                && (step.is_open || self.is_current(last))
                 && !standing.settled.contains(node)
                 && let Some(position) = self.stack.position(*node)
                 && self.stack.try_node(number, position).is_ok()

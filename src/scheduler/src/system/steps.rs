@@ -208,7 +208,7 @@ impl Work<'_> {
         if standing.is_stuck || (step.canaries.is_some() && !self.rollout.takes_canaries()) {
             return 0;
         }
-        let busy = standing.unhealthy.saturating_add(self.failing(number, standing));
+        let busy = standing.unhealthy.saturating_add(self.failing(number, standing, step));
         let free = strategy.max_parallel.saturating_sub(busy);
         let limit = match step.canaries {
             Some(wanted) => free.min(wanted.saturating_sub(standing.canaries)),

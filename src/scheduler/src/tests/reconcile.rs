@@ -268,7 +268,7 @@ fn r7_a_stopped_or_purged_job_stops_what_lives() {
             cluster.change_job(&spec.key, |row| row.stop = true);
         }
         let plan = cluster.plan(&spec, Trigger::JobDeregister);
-        assert_eq!(plan.counts(), (0, 8, 0));
+        assert_eq!(plan.counts(), (0, 9, 0), "what has failed ends too");
         assert_eq!(plan.status(), EvaluationStatus::Complete);
         assert!(plan.outcome.as_ref().is_some_and(|outcome| outcome.evaluations.is_empty()));
         assert_eq!(plan.job_create_index == 0, purge);

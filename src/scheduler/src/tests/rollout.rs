@@ -628,3 +628,114 @@ fn a_group_without_steps_goes_on_while_a_deployment_is_over() {
         assert_eq!((&*plan.placements[0].group, plan.placements[0].version), ("api", None));
     }
 }
+
+/// A version whose instance failed is stopped, and the job run again with a mended one: nothing of the first counts, or comes back.
+#[test]
+fn a_stopped_job_leaves_nothing_that_counts() {
+    for canaries in [0, 1] {
+        let mut cluster = Cluster::with_nodes(20);
+        let spec = service(3, 1, canaries);
+        cluster.run(&spec);
+        let failed = cluster.live(&spec)[0].id;
+        cluster.end(failed, ClientStatus::Failed);
+        cluster.change_job(&spec.key, |row| row.stop = true);
+        let plan = cluster.plan(&spec, Trigger::JobDeregister);
+        assert_eq!(plan.counts(), (0, 3, 0));
+        cluster.apply(&plan);
+        let mended = next(&spec, "two");
+        cluster.register(&mended);
+        let plan = cluster.plan(&mended, Trigger::JobRegister);
+        assert_eq!((plan.counts(), plan.names()), ((3, 0, 0), vec![0, 1, 2]));
+        assert!(plan.placements.iter().all(|one| one.version.is_none() && !one.canary));
+    }
+}
+
+/// The canary of a version that a promoted canary takes in place finds no room at first: it does not take that one's name later.
+#[test]
+fn a_canary_that_comes_late_has_a_name_of_its_own() {
+    let mut cluster = Cluster::with_nodes(4);
+    let mut spec = service(3, 1, 1);
+    spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
+    cluster.run(&spec);
+    let mut spec = next(&spec, "two");
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    cluster.begin(&plan);
+    healthy(&mut cluster, &plan);
+    act(&mut cluster, &spec, "promote");
+    spec.groups[0].count = 5;
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!((plan.counts(), plan.queued()), ((0, 0, 1), 1));
+    cluster.begin(&plan);
+    cluster.put_node(node(5));
+    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert_eq!((plan.placements.len(), plan.placements[0].canary), (1, true));
+    assert_eq!(plan.names(), [1]);
+}
+
+/// A failed instance whose place is gone with a smaller count ends, and its name is free.
+#[test]
+fn what_has_failed_beyond_the_count_ends() {
+    let mut cluster = Cluster::with_nodes(20);
+    let mut spec = service(3, 1, 0);
+    cluster.run(&spec);
+    let failed = cluster.live(&spec).into_iter().find(|row| row.name_index == 0).unwrap().id;
+    cluster.end(failed, ClientStatus::Failed);
+    // Its delay is over, and no pass has found room for it.
+    cluster.now += 3_600_000;
+    spec.groups[0].count = 2;
+    let spec = next(&spec, "two");
+    cluster.register(&spec);
+    for _ in 0..2 {
+        let plan = cluster.plan(&spec, Trigger::JobRegister);
+        cluster.apply(&plan);
+    }
+    assert!(cluster.get(failed).is_server_terminal());
+    assert_eq!(names(&cluster, &spec, 1), [0, 1]);
+}
+
+/// Numbers are below the count also where the highest of the older ones go on.
+#[test]
+fn canaries_and_successors_have_numbers_below_the_count() {
+    let begin = |canaries| {
+        let mut cluster = Cluster::with_nodes(20);
+        let mut spec = service(3, 2, canaries);
+        spec.groups[0].reschedule = None;
+        cluster.run(&spec);
+        let low = cluster.live(&spec).into_iter().find(|row| row.name_index == 0).unwrap().id;
+        cluster.end(low, ClientStatus::Failed);
+        spec.groups[0].count = 2;
+        (cluster, spec)
+    };
+    let (mut cluster, spec) = begin(2);
+    let spec = next(&spec, "two");
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert_eq!(plan.names(), [0, 1]);
+    let (mut cluster, spec) = begin(0);
+    cluster.run(&spec);
+    assert_eq!(names(&cluster, &spec, 1), [1, 2], "what runs keeps its number");
+    let moved = cluster.live(&spec).into_iter().find(|row| row.name_index == 2).unwrap().id;
+    cluster.change(moved, |row| row.transition.migrate = true);
+    assert_eq!(cluster.plan(&spec, Trigger::NodeDrain).names(), [0]);
+}
+
+/// The last step of a version that was successful already: its deployment wants what is left to be done.
+#[test]
+fn a_deployment_after_a_successful_one_wants_what_is_left() {
+    let (mut cluster, spec, plan) = begun(3, 3);
+    healthy(&mut cluster, &plan);
+    act(&mut cluster, &spec, "promote");
+    assert!(cluster.state.active_deployment(&spec.key).is_none(), "it is successful");
+    let lost = plan.placements[0].node;
+    cluster.change_node(u64::from(lost.0[15]), |node| node.liveness = Liveness::Down);
+    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+    cluster.begin(&plan);
+    let id = deployment(&cluster, &spec);
+    let members = plan.placements.len();
+    let goal = cluster.state.deployments().get(&id).unwrap().groups["web"].goal;
+    assert_eq!(goal.total as usize, members);
+    healthy(&mut cluster, &plan);
+    assert!(cluster.state.active_deployment(&spec.key).is_none(), "it is successful again");
+}

@@ -419,3 +419,20 @@ fn a_node_that_comes_back_gets_no_canary_too_many() {
     assert_eq!(live.iter().filter(|row| row.is_canary()).count(), 2);
     assert_eq!(live.len(), 5);
 }
+
+/// What has failed of the older version uses up the step: the new one takes its place first, and what runs is left alone meanwhile.
+#[test]
+fn failed_instances_of_the_older_version_use_up_the_step() {
+    let (mut cluster, spec) = changed(5, 1, 0, false);
+    let failed: Vec<_> = live(&cluster, &spec, 0).into_iter().take(2).collect();
+    for row in &failed {
+        cluster.end(row.id, ClientStatus::Failed);
+    }
+    let plan = step(&mut cluster, &spec);
+    let nodes: Vec<NodeId> = plan.placements.iter().map(|placement| placement.node).collect();
+    assert_eq!(nodes, failed.iter().map(|row| row.node).collect::<Vec<_>>());
+    assert_eq!(live(&cluster, &spec, 0).len(), 3);
+    healthy(&mut cluster, &plan);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!(plan.counts(), (1, 1, 0));
+}
