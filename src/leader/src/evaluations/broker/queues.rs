@@ -125,6 +125,7 @@ impl Entry {
             kind: evaluation.kind,
             is_pending: evaluation.status == EvaluationStatus::Pending,
             is_relied_on: evaluation.status == EvaluationStatus::Blocked
+                || evaluation.wait_until > 0
                 || !evaluation.reschedules.is_empty(),
             priority: evaluation.priority,
             create_index: evaluation.create_index,
