@@ -98,6 +98,8 @@ impl Turn<'_> {
         let kind = job.map(|job| job.kind);
         let current = job.map(|job| (job.create_index, job.version));
         let is_older = current != Some((row.job_create_index, row.job_version));
+        let deployment = job.and_then(|job| self.state.current_deployment(job));
+        let is_held = deployment.is_some_and(|deployment| deployment.holds_back(&row.group));
         let key = row.job.clone();
         let node = row.node;
         if ended && !row.is_live() && row.resources != Resources::default() {
@@ -116,8 +118,8 @@ impl Turn<'_> {
             JobKind::Service => true,
             JobKind::Batch => update.status == ClientStatus::Failed,
             // Its agent starts it again. One of an older version makes way for the current one, which the pass that
-            // left it for a later step cannot have seen.
-            JobKind::System => is_older,
+            // left it for a later step cannot have seen; not while its own version would take its place again.
+            JobKind::System => is_older && !is_held,
             JobKind::Sysbatch => false,
         };
         (ended && wanted && replace).then_some(key)

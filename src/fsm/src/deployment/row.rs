@@ -240,6 +240,17 @@ impl Deployment {
         groups.clone().all(DeploymentGroup::is_complete) && groups.any(|group| group.goal.total > 0)
     }
 
+    /// Whether nothing new of the group is placed: it has failed or is paused, or canaries are to be promoted first.
+    pub(crate) fn holds_back(&self, group: &str) -> bool {
+        match self.status {
+            DeploymentStatus::Failed | DeploymentStatus::Paused => true,
+            DeploymentStatus::Running => {
+                self.groups.get(group).is_some_and(DeploymentGroup::is_canarying)
+            }
+            DeploymentStatus::Successful | DeploymentStatus::Cancelled => false,
+        }
+    }
+
     /// When it fails unless it makes progress. None: it is paused or over, or waits for a person to
     /// promote canaries that are healthy, or for room, or has no deadline.
     pub fn progress_deadline(&self) -> Option<TimeMs> {

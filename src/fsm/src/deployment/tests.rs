@@ -17,7 +17,7 @@ use crate::{
     id::{AllocationId, DeploymentId, EvaluationId},
     job::{JobSpec, MarkJobVersion, RegisterJob, ReschedulePolicy, UpdateStrategy, VersionMark},
     limits,
-    plan::Plan,
+    plan::{DropReason, Plan},
     testing::{Driver, GROUP, START_MS, job_key, rolling_job, stop_allocation},
     tests::with_leader_changes,
 };
@@ -72,7 +72,6 @@ impl Rollout {
         self.driver.commit_plan(plan);
     }
 
-    /// A pass finds that so many instances have no room.
     /// A pass finds no room for so many instances, some of them of the current version or none.
     fn queued(&mut self, count: u32, current: bool) {
         let mut plan = self.plan();
@@ -688,6 +687,42 @@ fn a_version_waits_for_room_as_the_one_before_did() {
         assert!(rollout.driver.commit_plan(plan).outcome_taken);
         assert_eq!(rollout.deadline(id), None, "{user}");
     }
+}
+
+/// A step that was planned before the deployment failed is not taken after it; what is planned then is judged by itself.
+#[test]
+fn a_step_of_a_deployment_that_has_failed_is_stale() {
+    let mut rollout = Rollout::default();
+    let id = rollout.begin(version("one", 3, |_| {}), 0);
+    let first = rollout.place(0, false);
+    let placement = rollout.driver.placement(GROUP, 1, rollout.node);
+    let step = rollout.plan().with(placement);
+    let stops = rollout.plan().stopping(first, None);
+    let evaluation = rollout.driver.evaluation_id();
+    rollout.driver.accept(FailDeployment { id, evaluation }.into());
+    let verdict = rollout.driver.commit_plan(step);
+    assert_eq!(verdict.refused, Some(DropReason::StalePlan));
+    assert!(rollout.driver.commit_plan(stops).outcome_taken, "what ends was to end anyway");
+    rollout.place(1, false);
+}
+
+/// What stands in for what a deployment holds back depends on the stable versions: who marks one has the job looked at.
+#[test]
+fn a_mark_is_evaluated_while_a_deployment_holds_something_back() {
+    let mut rollout = Rollout::default();
+    rollout.driver.register_job(version("one", 1, |_| {}));
+    let id = rollout.begin(version("two", 1, |_| {}), 0);
+    let mark = |rollout: &mut Rollout, stable| {
+        let before = rollout.steps();
+        let mark = VersionMark::Stable { version: 0, stable };
+        rollout.driver.accept(MarkJobVersion { job: job_key("t"), mark }.into());
+        rollout.steps() - before
+    };
+    assert_eq!(mark(&mut rollout, true), 0, "nothing is held back");
+    let evaluation = rollout.driver.evaluation_id();
+    rollout.driver.accept(FailDeployment { id, evaluation }.into());
+    assert_eq!(mark(&mut rollout, true), 0, "nothing has changed");
+    assert_eq!(mark(&mut rollout, false), 1);
 }
 
 /// A job that is changed, stopped or purged ends its deployment, and says why.

@@ -239,6 +239,15 @@ impl Turn<'_> {
         self.make_step(id, job, priority);
     }
 
+    /// Has a job looked at whose deployment holds something back: which version stands in for that depends on which are stable.
+    pub(crate) fn evaluate_held(&mut self, job: &Job) {
+        let row = self.state.current_deployment(job);
+        let row = row.filter(|row| row.groups.keys().any(|name| row.holds_back(name)));
+        if let Some(priority) = row.map(|row| row.priority) {
+            self.evaluate_deployment(&job.key, priority);
+        }
+    }
+
     /// Makes the evaluation of a deployment's next step, with the priority of the one that began it.
     fn make_step(&mut self, id: EvaluationId, job: &JobKey, priority: u16) -> Option<EvaluationId> {
         let (kind, _, job_modify_index) = self.state.to_evaluate(job)?;

@@ -296,8 +296,11 @@ impl Turn<'_> {
         };
         match mark {
             VersionMark::Stable { version, stable } => {
-                find(*version)?;
+                let is_new = find(*version)?.stable != *stable;
                 self.set_version_stable(key, job.create_index, *version, *stable);
+                if is_new {
+                    self.evaluate_held(&job);
+                }
             }
             VersionMark::Tag { version, name, description } => {
                 let version = find(version.unwrap_or(job.version))?;

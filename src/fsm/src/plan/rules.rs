@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::{DropReason, Placement, Plan};
 use crate::{
     allocation::{Allocation, NameScope},
-    deployment::DeploymentGroup,
+    deployment::{Deployment, DeploymentGroup, DeploymentStatus},
     id::{DeploymentId, JobKey},
     job::{Job, JobSpec},
     limits,
@@ -63,6 +63,14 @@ pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
     if job.last_plan_index > plan.snapshot_index && !is_planted(Plant::StalePlansTaken) {
         return Err(DropReason::StalePlan);
     }
+    // The next step of a deployment that has failed meanwhile.
+    let has_failed = |row: &Deployment| {
+        row.status == DeploymentStatus::Failed && row.modify_index > plan.snapshot_index
+    };
+    let changes_instances = !plan.placements.is_empty() || !plan.in_place.is_empty();
+    if changes_instances && state.current_deployment(job).is_some_and(|row| has_failed(row)) {
+        return Err(DropReason::StalePlan);
+    }
     let same = job.create_index == plan.job_create_index && job.version == plan.job_version;
     if !same || (job.stop && !plan.placements.is_empty()) {
         return Err(DropReason::JobChanged);
@@ -82,7 +90,8 @@ pub fn check_placement(
         return Err(DropReason::NameTaken);
     }
     let node = state.nodes.get(&placement.node).ok_or(DropReason::NodeMissing)?;
-    if !node.is_schedulable() {
+    // An agent that starts again may have another pool or datacenter.
+    if !node.is_schedulable() || !node.description.matches(&spec.node_pool, &spec.datacenters) {
         return Err(DropReason::NodeUnschedulable);
     }
     let per_node = spec.kind.is_per_node().then_some(placement.node);

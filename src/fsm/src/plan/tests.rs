@@ -8,7 +8,7 @@ mod preemption;
 use std::collections::BTreeMap;
 
 use crate::{
-    allocation::{ClientStatus, DesiredStatus},
+    allocation::{ClientStatus, DesiredStatus, Replacement},
     command::Command,
     evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger},
     id::{AllocationId, EvaluationId, NodeId},
@@ -17,7 +17,10 @@ use crate::{
     plan::{ApplyPlans, DropReason, FollowUp, Plan, PlanVerdict},
     resources::Dimension,
     table::ChangeSet,
-    testing::{ASK, Driver, GROUP, description, job, job_key, job_with_ports, outcome, port, rows},
+    testing::{
+        ASK, Driver, GROUP, description, job, job_key, job_with_ports, outcome, port, rows,
+        stop_allocation,
+    },
     tests::with_leader_changes,
 };
 
@@ -217,6 +220,13 @@ fn nodes_out_of_service_get_no_placements() {
     for name in ["c", "d", "e", "f", "g"] {
         place(&mut driver, crate::testing::node_id(name), DropReason::NodeUnschedulable);
     }
+    // Its agent has started again in another pool since the plan was made.
+    let moved = driver.node("h");
+    let mut elsewhere = description("h");
+    elsewhere.pool = "other".into();
+    driver.register_node_as("h", 1, elsewhere);
+    assert!(driver.node_row("h").is_schedulable());
+    place(&mut driver, moved, DropReason::NodeUnschedulable);
     let placement = driver.placement(GROUP, 0, node);
     let plan = driver.plan(evaluation).with(placement);
     assert!(driver.commit_plan(plan).outcome_taken);
@@ -454,6 +464,19 @@ fn static_ports_have_one_holder() {
     assert!(driver.commit_plan(plan).outcome_taken);
     let plan = place(&mut driver, "two", &[("http", 8080), ("admin", 20_001)]);
     assert!(driver.commit_plan(plan).outcome_taken, "its successor may ask for a static port");
+}
+
+/// Somebody asks for the end of an instance after the plan was made that updates it.
+#[test]
+fn what_is_to_end_is_not_updated_in_place() {
+    let (mut driver, node, _) = cluster(1);
+    let id = driver.run("t", 0, node);
+    driver.register_job(job("t", JobKind::Service, 2));
+    let evaluation = driver.evaluate_job("t");
+    let plan = driver.plan(evaluation).updating(id);
+    let stop = driver.evaluation_id();
+    driver.accept(stop_allocation(id, Replacement::Never, stop));
+    assert_eq!(driver.commit_plan(plan).dropped, [(id, DropReason::AllocationGone)]);
 }
 
 #[test]

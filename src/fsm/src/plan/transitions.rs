@@ -231,7 +231,9 @@ impl Turn<'_> {
         let old = self.state.allocations.get(&update.id).cloned();
         let old = old.ok_or(DropReason::AllocationGone)?;
         let group = spec.group(&old.group).ok_or(DropReason::JobChanged)?;
-        if !old.is_live() || old.job != plan.job {
+        // Somebody may have asked for its end since the plan was made.
+        let is_to_end = old.transition.migrate || old.transition.reschedule;
+        if !old.is_live() || is_to_end || old.job != plan.job {
             return Err(DropReason::AllocationGone);
         }
         let mut row = (*old).clone();

@@ -687,17 +687,23 @@ impl Maker<'_> {
         };
         let few = if self.dice.one_in(20) { 4 } else { u64::MAX };
         let id = AllocationId(self.id(few));
-        let in_service = self.state.nodes.iter().filter(|row| row.is_schedulable());
+        let spec = self.state.jobs.get(key).and_then(|job| self.state.current_spec(job));
+        let suits = |row: &crate::Node| {
+            let matches =
+                |spec: &Arc<JobSpec>| row.description.matches(&spec.node_pool, &spec.datacenters);
+            row.is_schedulable() && spec.is_some_and(matches)
+        };
+        let in_service = self.state.nodes.iter().filter(|row| suits(row));
         let in_service: Vec<_> = in_service.map(|row| row.id).collect();
         let any = self.node();
         let node =
             if self.dice.one_in(6) { any } else { self.dice.pick(&in_service).unwrap_or(any) };
         // Often where something of another job runs, or evictions would be rare.
         let others = |row: &&Arc<crate::Allocation>| row.is_live() && row.job != *key;
+        let held = self.state.allocations.iter().filter(others).map(|row| row.node);
         let held: Vec<_> =
-            self.state.allocations.iter().filter(others).map(|row| row.node).collect();
+            held.filter(|id| self.state.nodes.get(id).is_some_and(|row| suits(row))).collect();
         let node = if self.dice.one_in(2) { self.dice.pick(&held).unwrap_or(node) } else { node };
-        let spec = self.state.jobs.get(key).and_then(|job| self.state.current_spec(job));
         let group = spec.and_then(|spec| spec.groups.first()).map(|group| group.name.clone());
         let group = group.filter(|_| !self.dice.one_in(20)).unwrap_or_else(|| GROUP.into());
         Placement {

@@ -5,6 +5,7 @@ use super::{
     promote, version,
 };
 use crate::{
+    allocation::ClientStatus,
     job::JobKind,
     testing::{GROUP, job_key},
 };
@@ -40,6 +41,21 @@ fn canaries_of_a_system_job_stay_marked() {
     rollout.driver.accept(command.into());
     let row = rollout.driver.allocation(canary);
     assert_eq!((row.is_canary(), row.canary_of), (false, Some(id)));
+}
+
+/// While its own version would take its place again, an older instance that ends is left to the next pass: it would fail as often as it is placed.
+#[test]
+fn an_older_instance_that_ends_is_evaluated_when_the_new_version_takes_its_place() {
+    for (canaries, expected) in [(0, 1), (100, 0)] {
+        let mut rollout = Rollout::default();
+        rollout.begin(system(|_| {}), 0);
+        let old = rollout.place(0, false);
+        let mut next = system(|update| update.canaries = canaries);
+        next.groups[0].tasks[0].user = "two".into();
+        rollout.begin(next, canaries);
+        let made = rollout.driver.report(old, ClientStatus::Failed);
+        assert_eq!(made.len(), expected, "{canaries}");
+    }
 }
 
 /// A node without room is not waited for, so it is no reason to wait with the deadline either.
