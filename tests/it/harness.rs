@@ -120,7 +120,7 @@ struct Plan {
 }
 
 /// Tests that run clusters at a time: they wait more than they compute, and on a machine with many cores the disk is shared all the same.
-const TURNS: usize = 2;
+const TURNS: usize = 3;
 static TAKEN: Mutex<usize> = Mutex::new(0);
 static GIVEN_BACK: Condvar = Condvar::new();
 
