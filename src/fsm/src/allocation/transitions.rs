@@ -94,12 +94,8 @@ impl Turn<'_> {
         let affinity_key = started.then(|| self.affinity_key(&row)).flatten();
         let ended = row.client.is_terminal();
         let wanted = !row.is_server_terminal();
-        let job = self.state.jobs.get(&row.job);
-        let kind = job.map(|job| job.kind);
-        let current = job.map(|job| (job.create_index, job.version));
-        let is_older = current != Some((row.job_create_index, row.job_version));
-        let deployment = job.and_then(|job| self.state.current_deployment(job));
-        let is_held = deployment.is_some_and(|deployment| deployment.holds_back(&row.group));
+        let kind = self.state.jobs.get(&row.job).map(|job| job.kind);
+        let makes_way = kind == Some(JobKind::System) && ended && self.makes_way(&row);
         let key = row.job.clone();
         let node = row.node;
         if ended && !row.is_live() && row.resources != Resources::default() {
@@ -117,12 +113,26 @@ impl Turn<'_> {
         let replace = match kind? {
             JobKind::Service => true,
             JobKind::Batch => update.status == ClientStatus::Failed,
-            // Its agent starts it again. One of an older version makes way for the current one, which the pass that
-            // left it for a later step cannot have seen; not while its own version would take its place again.
-            JobKind::System => is_older && !is_held,
+            // Its agent starts it again.
+            JobKind::System => makes_way,
             JobKind::Sysbatch => false,
         };
         (ended && wanted && replace).then_some(key)
+    }
+
+    /// Whether the current version of its job takes the place of one that has ended. The pass that left an older one for a later step cannot have seen
+    /// its end. While the group is held, its own version would take the place again, as often as it fails.
+    fn makes_way(&self, row: &Allocation) -> bool {
+        let Some(job) = self.state.jobs.get(&row.job) else { return false };
+        if (job.create_index, job.version) == (row.job_create_index, row.job_version) {
+            return false;
+        }
+        if let Some(deployment) = self.state.current_deployment(job) {
+            return !deployment.holds_back(&row.group);
+        }
+        // Canaries that found no room have not begun one.
+        let update = self.state.current_spec(job).and_then(|spec| spec.group(&row.group)?.update);
+        update.is_none_or(|update| update.canaries == 0)
     }
 
     /// Takes what an agent says of an allocation's health: once, and of the deployment that it

@@ -706,6 +706,24 @@ fn a_step_of_a_deployment_that_has_failed_is_stale() {
     rollout.place(1, false);
 }
 
+/// An older version that comes back goes where the current one may run, wherever it could run itself.
+#[test]
+fn an_older_version_goes_where_the_current_one_may() {
+    for (old, new, is_taken) in [("elsewhere", "*", true), ("*", "elsewhere", false)] {
+        let mut rollout = Rollout::default();
+        let mut spec = version("one", 1, |_| {});
+        spec.datacenters = vec![old.into()];
+        rollout.driver.register_job(spec);
+        let mut spec = version("two", 1, |update| update.canaries = 1);
+        spec.datacenters = vec![new.into()];
+        rollout.begin(spec, 1);
+        let mut placement = rollout.driver.placement(GROUP, 0, rollout.node);
+        placement.version = Some(0);
+        let plan = rollout.plan().with(placement);
+        assert_eq!(rollout.driver.commit_plan(plan).outcome_taken, is_taken, "{old} {new}");
+    }
+}
+
 /// What stands in for what a deployment holds back depends on the stable versions: who marks one has the job looked at.
 #[test]
 fn a_mark_is_evaluated_while_a_deployment_holds_something_back() {

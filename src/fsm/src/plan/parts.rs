@@ -136,8 +136,8 @@ pub enum DropReason {
     /// The evaluation is not there or is final.
     #[error("the evaluation is not open")]
     EvaluationClosed,
-    /// A later plan of the job was applied already.
-    #[error("the plan is older than the job's last plan")]
+    /// A later plan of the job was applied already, or its deployment has failed since.
+    #[error("the plan is older than the job's last plan, or than the failure of its deployment")]
     StalePlan,
     /// The job is gone, stopped, or of another version.
     #[error("the job changed")]
@@ -145,8 +145,8 @@ pub enum DropReason {
     /// The node does not exist.
     #[error("node does not exist")]
     NodeMissing,
-    /// The node is not in service.
-    #[error("node is not schedulable")]
+    /// The node is not in service, or not of the job's pool and datacenters.
+    #[error("node is not schedulable for the job")]
     NodeUnschedulable,
     /// The node lacks room in this dimension.
     #[error("node is full: {}", .0.name())]

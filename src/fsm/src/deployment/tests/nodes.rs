@@ -56,6 +56,14 @@ fn an_older_instance_that_ends_is_evaluated_when_the_new_version_takes_its_place
         let made = rollout.driver.report(old, ClientStatus::Failed);
         assert_eq!(made.len(), expected, "{canaries}");
     }
+    // Its canaries have found no room yet.
+    let mut rollout = Rollout::default();
+    rollout.begin(system(|_| {}), 0);
+    let old = rollout.place(0, false);
+    let mut next = system(|update| update.canaries = 100);
+    next.groups[0].tasks[0].user = "two".into();
+    rollout.driver.register_job(next);
+    assert_eq!(rollout.driver.report(old, ClientStatus::Failed), []);
 }
 
 /// A node without room is not waited for, so it is no reason to wait with the deadline either.
