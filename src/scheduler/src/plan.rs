@@ -70,7 +70,7 @@ pub(crate) struct Draft<'a> {
     pub(crate) target: Target<'a>,
     /// Instances not placed, by group.
     pub(crate) queued: BTreeMap<Text, u32>,
-    /// Those of them that lack instances of the current version.
+    /// Of these the groups in which an instance of the current version found no room.
     pub(crate) waiting: BTreeSet<Text>,
     /// Groups with instances not placed.
     pub(crate) failed_groups: BTreeMap<Text, Metrics>,

@@ -115,7 +115,7 @@ pub(crate) struct Changes<'a> {
     /// Names of kept allocations of the current version: those of older ones need others.
     pub(crate) current_names: BTreeSet<u32>,
     /// Kept allocations of the current version that are no members of its deployment.
-    pub(crate) settled: u32,
+    pub(crate) non_members: u32,
     pub(crate) names: Names,
 }
 
@@ -236,7 +236,7 @@ pub(crate) fn group<'a>(
             changes.outdated.push(allocation);
             continue;
         }
-        changes.settled += u32::from(!rollout.owns(allocation));
+        changes.non_members += u32::from(!rollout.owns(allocation));
         if rollout.owns(allocation) {
             let healthy = allocation.deployment.and_then(|own| own.is_healthy());
             changes.is_stuck |= healthy == Some(false);

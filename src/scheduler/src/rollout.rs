@@ -118,22 +118,21 @@ impl<'a> Rollout<'a> {
 
     /// Whether new instances may be placed and older ones replaced: always in a group that is no part of the deployment. `begins_with_canaries`: the deployment begins with this pass, by canaries.
     pub(crate) fn is_open(&self, group: &TaskGroup, begins_with_canaries: bool) -> bool {
-        let waits = self.group(group).is_some_and(DeploymentGroup::is_canarying);
-        let is_held = self.has_failed() || self.is_paused() || waits || begins_with_canaries;
-        !is_held || self.strategy(group).is_none()
+        let is_held = self.deployment.is_some_and(|row| row.holds_back(&group.name));
+        !(is_held || begins_with_canaries) || self.strategy(group).is_none()
     }
 
-    /// What a deployment of this spec is to reach, by group. `canaries`: how many the group begins with; `settled`: how many instances of the version it
-    /// has already, which are no members of a deployment that begins now.
+    /// What a deployment of this spec is to reach, by group. `canaries`: how many the group begins with; `non_members`: how many instances of the
+    /// version it has already, which are not in a deployment that begins now.
     pub(crate) fn goals(
         &self,
         spec: &JobSpec,
         canaries: impl Fn(usize) -> u32,
-        settled: impl Fn(usize) -> u32,
+        non_members: impl Fn(usize) -> u32,
     ) -> BTreeMap<Text, DeploymentGoal> {
         let goals = spec.groups.iter().enumerate().filter_map(|(number, group)| {
             self.strategy(group)?;
-            let total = group.count.saturating_sub(settled(number));
+            let total = group.count.saturating_sub(non_members(number));
             let goal = DeploymentGoal { canaries: canaries(number), total };
             (total > 0).then(|| (group.name.clone(), goal))
         });

@@ -185,9 +185,12 @@ impl<'a> Work<'a> {
         let mut released = Vec::new();
         for (number, (group, own)) in spec.groups.iter().zip(changes.iter_mut()).enumerate() {
             let replaced = self.update_in_place(number, group, &own.outdated, &mut released);
-            let stay =
-                own.outdated.iter().filter(|row| replaced.iter().all(|one| one.id != row.id));
-            for row in stay {
+            // In the order of the outdated ones.
+            let mut replaced_next = replaced.iter().peekable();
+            for row in &own.outdated {
+                if replaced_next.next_if(|one| one.id == row.id).is_some() {
+                    continue;
+                }
                 own.current_names.insert(row.name_index);
                 let is_well = self.rollout.is_well(&self.draft.pass, group, row);
                 own.unhealthy += u32::from(!is_well);
@@ -257,8 +260,8 @@ impl<'a> Work<'a> {
             }
         }
         if is_needed && !self.rollout.is_begun() {
-            let settled = |number: usize| changes[number].settled;
-            let goals = self.rollout.goals(spec, canaries, settled);
+            let non_members = |number: usize| changes[number].non_members;
+            let goals = self.rollout.goals(spec, canaries, non_members);
             self.draft.begin_deployment(goals);
         }
     }
@@ -288,8 +291,10 @@ impl<'a> Work<'a> {
                 released.push(*allocation);
             } else if self.draft.update_in_place(allocation) {
                 self.in_place.insert(number);
+            } else {
+                // The plan is full, so it moves in a later pass. The rest is looked at all the same: whether some of it is to be replaced decides
+                // about canaries now.
             }
-            // In a full plan the others move in a later pass; whether some are to be replaced decides about canaries now.
         }
         replaced
     }

@@ -113,15 +113,15 @@ impl Turn<'_> {
         let replace = match kind? {
             JobKind::Service => true,
             JobKind::Batch => update.status == ClientStatus::Failed,
-            // Its agent starts it again.
+            // One of the current version is started again by its agent.
             JobKind::System => makes_way,
             JobKind::Sysbatch => false,
         };
         (ended && wanted && replace).then_some(key)
     }
 
-    /// Whether the current version of its job takes the place of one that has ended. The pass that left an older one for a later step cannot have seen
-    /// its end. While the group is held, its own version would take the place again, as often as it fails.
+    /// Whether the current version of a system job takes the place of one that has ended. The pass that left an older one for a later step cannot have
+    /// seen its end. While the group is held, its own version would take the place again, as often as it fails.
     fn makes_way(&self, row: &Allocation) -> bool {
         let Some(job) = self.state.jobs.get(&row.job) else { return false };
         if (job.create_index, job.version) == (row.job_create_index, row.job_version) {

@@ -241,7 +241,7 @@ impl Deployment {
     }
 
     /// Whether nothing new of the group is placed: it has failed or is paused, or canaries are to be promoted first.
-    pub(crate) fn holds_back(&self, group: &str) -> bool {
+    pub fn holds_back(&self, group: &str) -> bool {
         match self.status {
             DeploymentStatus::Failed | DeploymentStatus::Paused => true,
             DeploymentStatus::Running => {

@@ -179,7 +179,7 @@ impl Turn<'_> {
     }
 
     /// Notes for which groups instances of the current version wait for room. The time without progress counts from when none does.
-    pub(crate) fn note_waiting(&mut self, job: &Job, waiting: &BTreeSet<Text>) {
+    pub(crate) fn note_room(&mut self, job: &Job, waiting: &BTreeSet<Text>) {
         let row = self.state.current_deployment(job).filter(|row| row.is_active());
         let Some(row) = row else { return };
         // Nodes without room for a job that runs once per node are not waited for.

@@ -1,7 +1,7 @@
 //! The rules by which a plan is judged: whether the plan as a whole may be looked at, and whether a
 //! placement fits its node. The applier and `apply` both ask here.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use super::{DropReason, Placement, Plan};
 use crate::{
@@ -78,11 +78,12 @@ pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Whether one placement may be taken: node there, in service, where the job's current version may run, and with room; name and id free.
+/// Whether one placement of `spec` may be taken: node there, in service, where the `current` version of the job may run, and with room; name and id free.
 pub fn check_placement(
     state: &State,
     placement: &Placement,
     job: &Job,
+    current: &JobSpec,
     spec: &JobSpec,
 ) -> Result<(), DropReason> {
     let group = spec.group(&placement.group).ok_or(DropReason::JobChanged)?;
@@ -91,8 +92,8 @@ pub fn check_placement(
     }
     let node = state.nodes.get(&placement.node).ok_or(DropReason::NodeMissing)?;
     // An agent that starts again may have another pool or datacenter. Older versions go where the current one may.
-    let is_wanted = |now: &Arc<JobSpec>| node.description.matches(&now.node_pool, &now.datacenters);
-    if !node.is_schedulable() || !state.current_spec(job).is_some_and(is_wanted) {
+    let is_wanted = node.description.matches(&current.node_pool, &current.datacenters);
+    if !node.is_schedulable() || !is_wanted {
         return Err(DropReason::NodeUnschedulable);
     }
     let per_node = spec.kind.is_per_node().then_some(placement.node);

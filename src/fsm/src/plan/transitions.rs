@@ -270,9 +270,10 @@ impl Turn<'_> {
         job: &Job,
         spec: &Arc<JobSpec>,
     ) -> Result<(), DropReason> {
-        let spec = &self.placed_spec(placement, job, spec)?;
+        let current = spec;
+        let spec = &self.placed_spec(placement, job, current)?;
         if !(self.is_final && is_planted(Plant::NoRecheck)) {
-            check_placement(self.state, placement, job, spec)?;
+            check_placement(self.state, placement, job, current, spec)?;
         }
         let group = spec.group(&placement.group).ok_or(DropReason::JobChanged)?;
         let is_current = placement.version.is_none_or(|version| version == job.version);
@@ -410,7 +411,7 @@ impl Turn<'_> {
         {
             let job = Arc::clone(job);
             // A deployment that has begun since the last outcome knows nothing of what that said.
-            self.note_waiting(&job, &outcome.waiting);
+            self.note_room(&job, &outcome.waiting);
             if job.queued != outcome.queued {
                 let queued = outcome.queued.clone();
                 self.put_job(Job { queued, modify_index: self.index, ..(*job).clone() });

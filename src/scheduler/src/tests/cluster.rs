@@ -316,6 +316,15 @@ impl Cluster {
         (0..count).map(|name| self.allocation(spec, name, u64::from(name) + 1)).collect()
     }
 
+    /// `count` running allocations with names from 0, all on one node.
+    pub(crate) fn allocations_on(&mut self, spec: &JobSpec, count: u32, on: u64) {
+        for name in 0..count {
+            let allocation = self.new_allocation(spec, name, on);
+            fsm::testing::put(&mut self.state, &allocation);
+        }
+        self.state.rebuild_derived();
+    }
+
     fn put_allocation(&mut self, allocation: Allocation) {
         fsm::testing::put(&mut self.state, &allocation);
         self.state.rebuild_derived();

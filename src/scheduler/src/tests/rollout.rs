@@ -1,10 +1,13 @@
 //! Canaries, promotions and failures of deployments, pass by pass (D3, facts 2.8 of Nomad).
 
+use std::sync::Arc;
+
 use fsm::{
     AllocationId, ClientStatus, Command, DeploymentId, JobKey, JobKind, JobSpec, Liveness, Plan,
     Trigger,
     deployment::{FailDeployment, PauseDeployment, PromoteDeployment},
     job::Constraint,
+    resources::Resources,
     settings::{Preemption, SchedulerConfiguration},
 };
 
@@ -38,6 +41,19 @@ pub(super) fn begun(count: u32, canaries: u32) -> (Cluster, JobSpec, Plan) {
 fn begun_with(count: u32, max_parallel: u32, canaries: u32) -> (Cluster, JobSpec, Plan) {
     let mut cluster = Cluster::with_nodes(20);
     let spec = service(count, max_parallel, canaries);
+    cluster.run(&spec);
+    let spec = next(&spec, "two");
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    cluster.begin(&plan);
+    (cluster, spec, plan)
+}
+
+/// The same with one canary, of instances that have a node each.
+fn begun_on(nodes: u64, count: u32) -> (Cluster, JobSpec, Plan) {
+    let mut cluster = Cluster::with_nodes(nodes);
+    let mut spec = service(count, 1, 1);
+    spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
     cluster.run(&spec);
     let spec = next(&spec, "two");
     cluster.register(&spec);
@@ -482,14 +498,7 @@ fn what_an_agent_has_forgotten_comes_back_meanwhile() {
 /// What was lost and found no room is no predecessor any more in the next pass, and comes back nevertheless.
 #[test]
 fn what_is_lost_without_room_comes_back_when_there_is_some() {
-    let mut cluster = Cluster::with_nodes(3);
-    let mut spec = service(2, 1, 1);
-    spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
-    cluster.run(&spec);
-    let spec = next(&spec, "two");
-    cluster.register(&spec);
-    let plan = cluster.plan(&spec, Trigger::JobRegister);
-    cluster.begin(&plan);
+    let (mut cluster, spec, plan) = begun_on(3, 2);
     healthy(&mut cluster, &plan);
     let on = cluster.live(&spec).into_iter().find(|row| row.job_version == 0).unwrap().node;
     cluster.change_node(u64::from(on.0[15]), |node| node.liveness = Liveness::Down);
@@ -505,13 +514,7 @@ fn what_is_lost_without_room_comes_back_when_there_is_some() {
 /// What the rollout itself lacks is told apart from that.
 #[test]
 fn canaries_without_room_wait() {
-    let mut cluster = Cluster::with_nodes(2);
-    let mut spec = service(2, 1, 1);
-    spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
-    cluster.run(&spec);
-    let spec = next(&spec, "two");
-    cluster.register(&spec);
-    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    let (_, _, plan) = begun_on(2, 2);
     assert_eq!((plan.counts(), plan.queued()), ((0, 0, 0), 1));
     assert!(plan.outcome.unwrap().waiting.contains("web"));
 }
@@ -653,14 +656,7 @@ fn a_stopped_job_leaves_nothing_that_counts() {
 /// The canary of a version that a promoted canary takes in place finds no room at first: it does not take that one's name later.
 #[test]
 fn a_canary_that_comes_late_has_a_name_of_its_own() {
-    let mut cluster = Cluster::with_nodes(4);
-    let mut spec = service(3, 1, 1);
-    spec.groups[0].tasks[0].resources.cpu_mhz = 3_000;
-    cluster.run(&spec);
-    let mut spec = next(&spec, "two");
-    cluster.register(&spec);
-    let plan = cluster.plan(&spec, Trigger::JobRegister);
-    cluster.begin(&plan);
+    let (mut cluster, mut spec, plan) = begun_on(4, 3);
     healthy(&mut cluster, &plan);
     act(&mut cluster, &spec, "promote");
     spec.groups[0].count = 5;
@@ -738,4 +734,24 @@ fn a_deployment_after_a_successful_one_wants_what_is_left() {
     assert_eq!(goal.total as usize, members);
     healthy(&mut cluster, &plan);
     assert!(cluster.state.active_deployment(&spec.key).is_none(), "it is successful again");
+}
+
+/// More than a plan holds take the version as they run: what is to be replaced is seen nevertheless, and begins with a canary.
+#[test]
+fn a_plan_full_of_updates_in_place_begins_with_canaries() {
+    const MORE_THAN_A_PLAN: u32 = 5_001;
+    let mut cluster = Cluster::new();
+    let mut large = node(1);
+    let resources = &mut Arc::make_mut(&mut large.description).resources;
+    resources.total = Resources { cpu_mhz: 1 << 30, memory_mb: 1 << 30, disk_mb: 1 << 30 };
+    cluster.put_node(large);
+    let spec = service(MORE_THAN_A_PLAN + 1, 1, 1);
+    cluster.register(&next(&spec, "zero"));
+    cluster.allocation(&spec, MORE_THAN_A_PLAN, 1);
+    cluster.register(&spec);
+    cluster.allocations_on(&spec, MORE_THAN_A_PLAN, 1);
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    assert!(plan.outcome.is_none() && !plan.in_place.is_empty());
+    assert_eq!(plan.deployment.unwrap().goals["web"].canaries, 1);
 }
