@@ -162,7 +162,7 @@ use Kind::{Counter, Gauge};
 
 /// What metrics are about, by the beginning of their names behind `nomad.`; the first that fits holds. docs/operations.md,
 /// docs/pools.md and docs/capacity.md have each.
-const DESCRIBED: [(&str, Kind, &str); 45] = [
+const DESCRIBED: [(&str, Kind, &str); 53] = [
     ("client.uptime", Gauge, "Seconds since the machine of this agent started."),
     (
         "client.tasks.max_run_duration_exceeded",
@@ -172,6 +172,18 @@ const DESCRIBED: [(&str, Kind, &str); 45] = [
     ("client.", Gauge, "The machine of this agent, and what runs there."),
     ("raft.log.first_index", Gauge, "First index in the log on disk."),
     ("raft.log.", Counter, "Writes of the log on disk since the start."),
+    ("raft.is_leader", Gauge, "Whether this server leads, and a majority answers it."),
+    (
+        "raft.has_majority",
+        Gauge,
+        "Whether a majority answers this server as the leader, or the leader that it hears.",
+    ),
+    ("raft.without_majority_ms", Gauge, "How long no majority has answered; 0 while one does."),
+    ("raft.voters_alive", Gauge, "Voters that answer this server, itself included."),
+    ("raft.voters", Gauge, "Voters of the Raft configuration."),
+    ("raft.failures_tolerated", Gauge, "How many more voters may fail."),
+    ("raft.peers_heard", Gauge, "Other servers that answer this one."),
+    ("raft.follower_lag_entries", Gauge, "Entries that a follower lacks, as its leader knows."),
     ("raft.", Gauge, "Consensus: term, indexes, whether this server leads."),
     ("state.", Gauge, "The state: its rows, its copy on disk."),
     ("disk.", Gauge, "Whether the disk is nearly full."),

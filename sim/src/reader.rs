@@ -83,7 +83,7 @@ impl Reader {
                 return;
             }
         };
-        let fresh = Duration::from_millis(self.world.swarm.timing.election_ms_max);
+        let fresh = Duration::from_millis(2 * self.world.swarm.timing.election_ms_max);
         if snapshot.known_leader && snapshot.last_contact > fresh {
             let silence = snapshot.last_contact;
             verdict::fail(format!(

@@ -7,7 +7,7 @@
 use std::{
     sync::Arc,
     sync::{
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -24,7 +24,7 @@ use crate::{
         method::Method,
         transport::{Lane, ReplyStream, Transport, call},
     },
-    rt::{Semaphore, SemaphorePermit},
+    rt::{Instant, Semaphore, SemaphorePermit},
 };
 
 /// Nodes that share a channel to a server.
@@ -33,6 +33,36 @@ pub(crate) const NODES_PER_CHANNEL: u32 = 60;
 const SERVERS_MAX: usize = 32;
 /// Nodes of this process that register at the same time.
 const REGISTERING_MAX: usize = 64;
+
+/// The log says that no server serves this process when none has for this long: an election is no news.
+const SILENCE_SAID: Duration = Duration::from_secs(4);
+
+/// Whether any server serves this process, for two lines of the log: a server that answers without a leader does not.
+#[derive(Debug, Default)]
+struct Reach {
+    /// The first call in vain since the last that was answered.
+    silent_since: Option<Instant>,
+    /// The log has it.
+    is_said: bool,
+}
+
+impl Reach {
+    /// A call was tried on all servers in vain. Returns how long that has been so, if it is to be said.
+    fn failed(&mut self, now: Instant) -> Option<Duration> {
+        let since = *self.silent_since.get_or_insert(now);
+        let silence = now.saturating_duration_since(since);
+        let is_news = silence >= SILENCE_SAID && !self.is_said;
+        self.is_said |= is_news;
+        is_news.then_some(silence)
+    }
+
+    /// A call was answered. Returns how long there was no answer, if that was said.
+    fn answered(&mut self, now: Instant) -> Option<Duration> {
+        let since = self.silent_since.take();
+        let was_said = std::mem::take(&mut self.is_said);
+        since.filter(|_| was_said).map(|since| now.saturating_duration_since(since))
+    }
+}
 
 /// The servers known to this process and its way to them.
 pub(crate) struct Servers {
@@ -45,6 +75,7 @@ pub(crate) struct Servers {
     rpc_timeout: Duration,
     /// Taken while registering, so that thousands of simulated nodes do not all do it at once.
     registering: Semaphore,
+    reach: Mutex<Reach>,
 }
 
 impl Servers {
@@ -65,7 +96,40 @@ impl Servers {
         let addresses = Mutex::new(configured.clone().into());
         let registering = Semaphore::new(REGISTERING_MAX);
         let http = Mutex::default();
-        Ok(Arc::new(Self { transport, configured, addresses, http, rpc_timeout, registering }))
+        let reach = Mutex::default();
+        Ok(Arc::new(Self {
+            transport,
+            configured,
+            addresses,
+            http,
+            rpc_timeout,
+            registering,
+            reach,
+        }))
+    }
+
+    fn reach(&self) -> MutexGuard<'_, Reach> {
+        self.reach.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call was answered, if only by a refusal.
+    fn answered(&self) {
+        let away = self.reach().answered(Instant::now());
+        if let Some(away) = away {
+            tracing::info!(away_ms = away.as_millis(), "the servers answer again");
+        }
+    }
+
+    /// A call failed on every server.
+    fn failed(&self, status: &Status) {
+        let silence = self.reach().failed(Instant::now());
+        if let Some(silence) = silence {
+            tracing::warn!(
+                silent_ms = silence.as_millis(),
+                message = status.message(),
+                "no server serves this agent: none is reached, or they have no leader; its tasks run on"
+            );
+        }
     }
 
     /// Takes over the list that a server has sent; the configured ones stay known.
@@ -172,14 +236,17 @@ impl Connection {
             let position = self.current.load(Ordering::Relaxed);
             let to = self.servers.address(position);
             match call(&**transport, &to, method, self.lane, request, *rpc_timeout).await {
-                Ok(reply) => return Ok(reply),
                 Err(status) if is_about_server(&status) => {
                     self.failed(position);
                     last = status;
                 }
-                Err(status) => return Err(status),
+                answered => {
+                    self.servers.answered();
+                    return answered;
+                }
             }
         }
+        self.servers.failed(&last);
         Err(last)
     }
 
@@ -247,6 +314,20 @@ mod tests {
     fn servers(address: &str) -> Result<Arc<Servers>, SettingsError> {
         let transport = Arc::new(GrpcTransport::from_agents());
         Servers::new(&[address.to_owned()], transport, Duration::from_secs(1))
+    }
+
+    #[test]
+    fn servers_that_do_not_serve_are_said_once_and_so_is_the_end_of_it() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut reach = Reach::default();
+        assert_eq!(reach.failed(at(0)), None, "an election is no news");
+        assert_eq!(reach.answered(at(1)), None);
+        assert_eq!(reach.failed(at(2)), None);
+        assert_eq!(reach.failed(at(6)), Some(Duration::from_secs(4)));
+        assert_eq!(reach.failed(at(60)), None);
+        assert_eq!(reach.answered(at(70)), Some(Duration::from_secs(68)));
+        assert_eq!(reach.answered(at(71)), None);
     }
 
     #[tokio::test]

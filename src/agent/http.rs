@@ -125,7 +125,8 @@ fn health(start: Option<[u8; 16]>, rival: &str) -> serde_json::Value {
 pub(crate) async fn serve(door: Door, start: Option<[u8; 16]>, files: Option<Files>) {
     let health =
         get(move |query: Parameters| async move { Json(health(start, query.text("rival"))) });
-    let router = Router::new().route("/v1/agent/health", health);
+    let live = get(async || Json(json!({ "client": { "ok": true, "message": "ok" } })));
+    let router = Router::new().route("/v1/agent/health", health).route("/v1/agent/live", live);
     let router = match files {
         Some(files) => router.merge(routes(files)),
         None => router.fallback(unsupported),

@@ -50,6 +50,7 @@ pub struct Snapshot {
     pub state: Arc<State>,
     /// Time since this server heard a leader; zero on the leader and for linearizable reads.
     pub last_contact: Duration,
+    /// There is a leader, and a majority of the servers answers it.
     pub known_leader: bool,
 }
 
@@ -74,6 +75,8 @@ pub struct MemberInfo {
     pub voter: bool,
     /// Whether it was heard from recently, as far as this server knows.
     pub alive: bool,
+    /// Whether it was heard from since this server started.
+    pub was_heard: bool,
 }
 
 /// A running server, as its edges see it.

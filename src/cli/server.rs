@@ -149,12 +149,36 @@ fn members(context: &Context, arguments: &MembersArgs) -> Outcome {
         ],
         &lines,
     ))?;
+    for warning in warnings(answer.items("Members")) {
+        context.output.advice(format!("\n{warning}"));
+    }
     if let Some(error) = trouble {
         context.output.advice(format!("\nThe leader is not known: {error}"));
     } else if leader.is_empty() {
         context.output.advice("\nThe cluster has no leader now");
     }
     Ok(Exit::Success)
+}
+
+/// What makes a cluster survive less than it seems to.
+fn warnings(members: &[Value]) -> Vec<String> {
+    let tag =
+        |member: &Value, name| member.get("Tags").is_some_and(|tags| tags.text(name) == "true");
+    let voters: Vec<&Value> = members.iter().filter(|member| tag(member, "voter")).collect();
+    let mut warnings = Vec::new();
+    if !voters.is_empty() && voters.len().is_multiple_of(2) {
+        let (count, fewer) = (voters.len(), voters.len() - 1);
+        warnings.push(format!(
+            "Warning: {count} servers survive no more failures than {fewer}: add one, or remove one"
+        ));
+    }
+    for never in voters.iter().filter(|member| !tag(member, "heard")) {
+        warnings.push(format!(
+            "Warning: {} at {}:{} has not been heard since the asked server started: start it, or remove it (quorate operator raft remove-peer)",
+            never.shown("Name"), never.shown("Addr"), never.shown("Port")
+        ));
+    }
+    warnings
 }
 
 fn detail(member: &Value) -> Vec<String> {

@@ -17,6 +17,7 @@ pub(crate) fn routes() -> Router<Context> {
         .route("/v1/agent/join", writes(join))
         .route("/v1/agent/force-leave", writes(force_leave))
         .route("/v1/agent/health", get(health))
+        .route("/v1/agent/live", get(live))
         .route("/v1/agent/log-level", get(log_level).put(set_log_level).post(set_log_level))
 }
 
@@ -98,6 +99,12 @@ async fn set_log_level(call: Call) -> Result<Answer, Error> {
     let level = telemetry::set_level(name)?.as_str();
     tracing::info!(caller = %call.caller, level, "the log level is set");
     call.answer(&json!({ "Level": level }), None)
+}
+
+/// That this process answers. It stays 200 while the cluster has no leader: a restart would not help,
+/// and would hinder the election.
+async fn live(call: Call) -> Result<Answer, Error> {
+    call.answer(&json!({ "server": { "ok": true, "message": "ok" } }), None)
 }
 
 /// 500 with the same body when not healthy.

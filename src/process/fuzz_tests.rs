@@ -151,6 +151,7 @@ impl Services {
             prev_log_id: id(last),
             entries: vec![entry(commands), entry(pb::entry::Payload::Blank(true))],
             leader_commit: id(last),
+            silence_ms: dice.bits(),
         };
         call!(dice, self.raft, append_entries, append);
         if let Some(message) = damaged(&append, dice) {

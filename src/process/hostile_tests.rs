@@ -192,6 +192,7 @@ fn an_entry_that_cannot_be_applied_is_not_stored() {
                 prev_log_id: Some(last),
                 entries: vec![pb::Entry { log_id, payload: Some(payload) }],
                 leader_commit: log_id,
+                silence_ms: 0,
             },
         );
     }

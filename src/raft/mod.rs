@@ -1,6 +1,7 @@
 //! Raft, through openraft. Nothing outside this folder names openraft's generic types.
 
 pub mod applied;
+pub mod contact;
 pub mod convert;
 #[cfg(test)]
 mod crash;

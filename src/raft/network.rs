@@ -26,8 +26,8 @@ use proto::v1 as pb;
 use tonic::{Code, Status};
 
 use super::{
-    Member, ServerId, Snapshot, TypeConfig, Vote, applied, convert, edge, outstanding::Outstanding,
-    state_machine::SnapshotFile,
+    Member, ServerId, Snapshot, TypeConfig, Vote, applied, contact::LeaderContact, convert, edge,
+    outstanding::Outstanding, state_machine::SnapshotFile,
 };
 use crate::{
     disk::{Disk, OpenMode},
@@ -60,6 +60,8 @@ pub struct Network {
     pub disk: Arc<dyn Disk>,
     /// Longest piece of a snapshot in one message, bytes; not 0.
     pub snapshot_piece_bytes: u64,
+    /// When a majority last answered this server.
+    pub contact: Arc<LeaderContact>,
 }
 
 /// One peer, over one lane.
@@ -98,11 +100,13 @@ fn header(network: &Network, to: ServerId) -> pb::PeerHeader {
 }
 
 fn append_to_pb(
-    header: pb::PeerHeader,
+    network: &Network,
+    to: ServerId,
     request: &AppendEntriesRequest<TypeConfig>,
 ) -> pb::AppendEntriesRequest {
     pb::AppendEntriesRequest {
-        header: Some(header),
+        header: Some(header(network, to)),
+        silence_ms: network.contact.age_ms(),
         vote: Some(convert::vote_to_pb(&request.vote)),
         prev_log_id: request.prev_log_id.as_ref().map(convert::log_id_to_pb),
         entries: request.entries.iter().map(convert::entry_to_pb).collect(),
@@ -319,7 +323,7 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         request: AppendEntriesRequest<TypeConfig>,
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<TypeConfig>, RPCError<TypeConfig>> {
-        let message = append_to_pb(header(&self.network, self.to), &request);
+        let message = append_to_pb(&self.network, self.to, &request);
         let timeout = option.hard_ttl();
         let result = async {
             let reply = self.call(&method::APPEND_ENTRIES, &message, timeout).await?;
@@ -358,7 +362,7 @@ impl RaftNetworkV2<TypeConfig> for Peer {
             let term = first.vote.leader_id.term;
             let input = stream::iter([first]).chain(input).map(move |request| {
                 sent.sent(&request);
-                Bytes::from(append_to_pb(header(&network, to), &request).encode_to_vec())
+                Bytes::from(append_to_pb(&network, to, &request).encode_to_vec())
             });
             let input = input.boxed();
             let path = method::STREAM_APPEND.path();

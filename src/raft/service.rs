@@ -1,10 +1,7 @@
 //! The peers' side of Raft: requests of other servers, checked for cluster and receiver before openraft sees them.
 
 use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -14,13 +11,14 @@ use proto::v1 as pb;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    Raft, ServerId, Snapshot, SnapshotMeta, TypeConfig, Vote, WatchReceiver, applied, convert,
+    Raft, ServerId, Snapshot, SnapshotMeta, TypeConfig, Vote, WatchReceiver, applied,
+    contact::LeaderContact,
+    convert,
     edge::{self, Known, Sent},
     network::{append_result_to_pb, stream_result_to_pb},
     state_machine::SnapshotFile,
 };
 use crate::{
-    clock::Clock,
     rt::{self, watch},
     storage::snapshot_file::{self, Received, SnapshotDirectory},
 };
@@ -40,44 +38,6 @@ pub struct RaftService {
     pub contact: Arc<LeaderContact>,
     /// Becomes true when this server stops: streams end then, which the leader would keep open.
     pub stopping: watch::Receiver<bool>,
-}
-
-/// When a leader was last heard, for the age of stale reads.
-#[derive(Debug)]
-pub struct LeaderContact {
-    clock: Clock,
-    at_ms: AtomicU64,
-    term: AtomicU64,
-}
-
-impl LeaderContact {
-    /// Never heard yet.
-    pub fn new(clock: Clock) -> Self {
-        Self { clock, at_ms: AtomicU64::new(0), term: AtomicU64::new(0) }
-    }
-
-    fn heard(&self, term: u64) {
-        self.term.store(term, Ordering::Relaxed);
-        self.was_in_touch(Duration::ZERO);
-    }
-
-    /// This long ago a leader was heard, or a majority answered this server as the leader.
-    pub fn was_in_touch(&self, age: Duration) {
-        let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
-        let at = self.clock.monotonic_ms().saturating_sub(age).max(1);
-        self.at_ms.fetch_max(at, Ordering::Relaxed);
-    }
-
-    /// Whether the leader of this term was heard since the start.
-    pub fn has_heard(&self, term: u64) -> bool {
-        term != 0 && self.term.load(Ordering::Relaxed) == term
-    }
-
-    /// Time since a leader was heard, or as the leader a majority; since the start when neither was.
-    pub fn age(&self) -> Duration {
-        let at = self.at_ms.load(Ordering::Relaxed);
-        Duration::from_millis(self.clock.monotonic_ms().saturating_sub(at))
-    }
 }
 
 impl RaftService {
@@ -112,16 +72,17 @@ impl RaftService {
         message: pb::AppendEntriesRequest,
     ) -> Result<AppendEntriesRequest<TypeConfig>, Status> {
         self.check(message.header.as_ref())?;
+        let silence = Duration::from_millis(message.silence_ms);
         let append = convert::append_from_pb(message)?;
         self.known().check_append(&append)?;
-        self.hear(append.vote.leader_id.term);
+        self.hear(append.vote.leader_id.term, silence);
         Ok(append)
     }
 
-    /// Who led in an older term, and does not know that it leads no more, says nothing about now.
-    fn hear(&self, term: u64) {
+    /// A leader of an older term, which does not know that it leads no more, says nothing about now.
+    fn hear(&self, term: u64, silence: Duration) {
         if term >= self.raft.metrics().borrow_watched().current_term {
-            self.contact.heard(term);
+            self.contact.heard(term, silence);
         }
     }
 

@@ -61,13 +61,12 @@ impl Reads {
         if !self.cell.wait_for(index, until(deadline)).await {
             return Err(ApiError::Timeout { proposed: false });
         }
-        let fresh = Duration::from_millis(self.contact.settings.timing.election_ms_max);
+        let known_leader = self.contact.knows_leader();
         let last_contact = if mode == ReadMode::Linearizable {
             Duration::ZERO
         } else {
             self.contact.last_contact()
         };
-        let known_leader = self.contact.leader().is_some() && last_contact <= fresh;
         // As in Nomad: a leader whose followers answer is in touch with itself.
         let leads = known_leader && self.contact.leads().is_some();
         let last_contact = if leads { Duration::ZERO } else { last_contact };

@@ -34,11 +34,8 @@ use crate::{
     disk::{Disk, watched::DiskWatch},
     published::StateCell,
     raft::{
-        Raft, ServerId, WatchReceiver,
-        log_store::LogStore,
-        network::Network,
-        service::{LeaderContact, RaftService},
-        stores::Stores,
+        Raft, ServerId, WatchReceiver, contact::LeaderContact, log_store::LogStore,
+        network::Network, service::RaftService, stores::Stores,
     },
     rpc::transport::Transport,
     rt::{self, watch},
@@ -161,19 +158,20 @@ impl Core {
         machine.set_publish_entries_max(parts.publish_entries_max);
         let wal_thread = start_writer(wal.clone(), writer, &parts.disk, &log_calls)?;
         let cell = Arc::clone(machine.cell());
+        let clock = Clock::default();
+        let heard = Arc::new(LeaderContact::new(clock));
         let network = Network {
             id,
             cluster: cluster.shared(),
             transport: Arc::clone(&parts.transport),
             disk: Arc::clone(&parts.disk),
             snapshot_piece_bytes: parts.snapshot_piece_bytes,
+            contact: Arc::clone(&heard),
         };
         let config = Arc::new(raft_config(&settings)?);
         let raft = Raft::new(id, config, network, LogStore::new(wal.clone()), machine)
             .await
             .map_err(|error| anyhow::anyhow!("raft does not start: {error}"))?;
-        let clock = Clock::default();
-        let heard = Arc::new(LeaderContact::new(clock));
         let lifecycle = Arc::new(Lifecycle::new());
         let raft_service = RaftService {
             raft: raft.clone(),
@@ -263,11 +261,12 @@ impl Core {
         let lifecycle = || Arc::clone(&self.lifecycle);
         rt::spawn(watch_recovery(contact(), lifecycle(), inlets.recovered));
         rt::spawn(contact().keep());
+        rt::spawn(super::peers::run(contact(), cluster(), leading(), self.stopping()));
+        rt::spawn(super::majority::run(contact(), self.stopping()));
         rt::spawn(super::reports::run(self.writes.clone(), self.stopping(), inlets.reports));
         rt::spawn(super::read_rounds::run(contact(), cell(), self.stopping(), inlets.reads));
         let chores = Chores {
             contact: contact(),
-            cluster: cluster(),
             leading: leading(),
             disk: Arc::clone(disk),
             wal: self.wal.clone(),
@@ -384,11 +383,10 @@ impl Core {
         }
     }
 
-    /// On a leader: waits until no majority has answered for two elections, as when the others stop
-    /// as well.
+    /// On a leader: waits until the majority is lost, as when the others stop as well.
     async fn majority_is_silent(&self) {
         let election = Duration::from_millis(self.settings.timing.election_ms_max);
-        while self.contact.last_contact() <= 2 * election {
+        while !self.contact.is_majority_lost() {
             rt::sleep(election / 4).await;
         }
     }

@@ -21,7 +21,7 @@ use crate::{
         senders,
     },
     published::StateCell,
-    raft::WatchReceiver,
+    raft::{ServerState, WatchReceiver},
     rpc::{method, words},
     rt::{self, watch},
 };
@@ -85,6 +85,7 @@ impl Api for Core {
             rpc_address: self.settings.rpc_address.clone(),
             http_address: self.settings.http_address.clone(),
             alive: true,
+            was_heard: true,
             ..MemberInfo::default()
         })
     }
@@ -142,19 +143,26 @@ impl Api for Core {
 
     fn stats(&self) -> BTreeMap<String, BTreeMap<String, String>> {
         let metrics = self.raft.metrics().borrow_watched().clone();
+        let leader = self.contact.member_infos().into_iter().find(|member| member.leader);
+        let leads = self.contact.leads_majority();
+        let voters = self.contact.census().voters;
+        // A leader without a majority leads nobody: Nomad's leaders step down by themselves.
+        let state = match metrics.state {
+            ServerState::Leader if !leads => ServerState::Follower,
+            state => state,
+        };
         let raft = [
-            ("state", format!("{:?}", metrics.state)),
+            ("state", format!("{state:?}")),
             ("term", metrics.current_term.to_string()),
             ("applied_index", self.applied().to_string()),
             ("last_log_index", metrics.last_log_index.unwrap_or(0).to_string()),
             ("commit_index", metrics.local_committed.map_or(0, |id| id.index).to_string()),
-            (
-                "leader",
-                self.contact.leader().map(|(_, member)| member.rpc_address).unwrap_or_default(),
-            ),
+            ("leader", leader.map(|leader| leader.rpc_address).unwrap_or_default()),
+            ("last_contact_ms", self.contact.last_contact().as_millis().to_string()),
+            ("num_peers", voters.saturating_sub(1).to_string()),
         ];
         let quorate = [
-            ("server", self.contact.leads().map_or("follower", |_| "leader").to_owned()),
+            ("server", if leads { "leader" } else { "follower" }.to_owned()),
             ("version", crate::version::QUORATE.to_owned()),
             ("cluster_id", self.cluster_id().unwrap_or_default()),
             ("server_id", format!("{:x}", self.id)),

@@ -1,6 +1,6 @@
 //! Numbers of a server for dashboards.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use fsm::{Liveness, State, node::SuspendReason, pool::Behavior, resources::Resources};
 
@@ -88,8 +88,7 @@ fn pool_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
 
 /// Calls to providers that this server has made, by operation and outcome.
 fn provider_gauges(core: &Core, put: &mut impl FnMut(&str, u64)) {
-    let ms =
-        |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     for (name, provider) in &*core.providers {
         for ((operation, outcome), tally) in provider.tallies() {
             let of = format!("{{operation={operation},outcome={outcome},provider={name}}}");
@@ -97,6 +96,30 @@ fn provider_gauges(core: &Core, put: &mut impl FnMut(&str, u64)) {
             put(&format!("providers.call_total_ms{of}"), ms(tally.total));
             put(&format!("providers.call_longest_ms{of}"), ms(tally.longest));
         }
+    }
+}
+
+/// Who leads, and how far the servers are from losing their majority.
+fn contact_gauges(core: &Core, put: &mut impl FnMut(&str, u64)) {
+    let contact = &core.contact;
+    put("raft.is_leader", u64::from(contact.leads_majority()));
+    let lost = contact.is_majority_lost();
+    put("raft.has_majority", u64::from(!lost));
+    let silence = if lost { contact.last_contact() } else { Duration::ZERO };
+    put("raft.without_majority_ms", u64::try_from(silence.as_millis()).unwrap_or(u64::MAX));
+    let census = contact.census();
+    put("raft.voters", census.voters as u64);
+    put("raft.voters_alive", census.alive as u64);
+    put("raft.failures_tolerated", census.may_fail() as u64);
+    let members = contact.member_infos();
+    let peers = members.iter().filter(|member| member.id != core.id);
+    put("raft.peers_heard", peers.filter(|member| member.alive).count() as u64);
+    let metrics = core.raft.metrics().borrow_watched().clone();
+    let last = metrics.last_log_index.unwrap_or(0);
+    for (id, matched) in metrics.replication.iter().flatten().filter(|(id, _)| **id != core.id) {
+        let Some(member) = members.iter().find(|member| member.id == *id) else { continue };
+        let lag = last.saturating_sub(matched.as_ref().map_or(0, |matched| matched.index()));
+        put(&format!("raft.follower_lag_entries{{peer={}}}", member.name), lag);
     }
 }
 
@@ -113,7 +136,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("raft.last_index", metrics.last_log_index.unwrap_or(0));
     put("raft.applied_index", core.applied());
     put("raft.commit_index", metrics.local_committed.map_or(0, |id| id.index));
-    put("raft.is_leader", u64::from(core.contact.leads().is_some()));
+    contact_gauges(core, &mut put);
     let lag = core.shadow_lag();
     put("state.shadow_lag_groups", lag.groups);
     put("state.shadow_lag_bytes", lag.bytes);

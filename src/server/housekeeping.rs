@@ -1,17 +1,16 @@
-//! Chores of every server: snapshots when the log has grown, the free-space watermark, a membership
-//! change that was left half done, and probes of the peers.
+//! Chores of every server: snapshots when the log has grown, the free-space watermark, and membership
+//! changes that were left half done.
 
 use std::{sync::Arc, time::Duration};
 
 use super::{
     bootstrap::{finish_membership, is_membership_joint, remove_replaced},
-    identity::Cluster,
     leading::Leading,
     members::Contact,
 };
 use crate::{
     disk::Disk,
-    raft::{ServerId, WatchReceiver},
+    raft::WatchReceiver,
     rt::{self, watch},
     storage::{
         snapshot_file::SnapshotDirectory,
@@ -20,9 +19,6 @@ use crate::{
 };
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// A peer that did not answer for this long is shown as lost.
-pub(super) const PEER_LOST: Duration = Duration::from_secs(4);
-pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(900);
 /// A membership change that stays joint for this many rounds was left half done by a leader that is
 /// gone, or by a caller.
 const JOINT_ROUNDS_MAX: u32 = 3;
@@ -32,7 +28,6 @@ const CHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// What the chores use.
 pub(super) struct Chores {
     pub(super) contact: Arc<Contact>,
-    pub(super) cluster: Arc<Cluster>,
     pub(super) leading: Arc<Leading>,
     pub(super) disk: Arc<dyn Disk>,
     pub(super) wal: Wal,
@@ -62,8 +57,8 @@ pub(super) async fn run(chores: Chores, mut stop: watch::Receiver<bool>) {
         if joint_rounds >= JOINT_ROUNDS_MAX {
             drop(rt::timeout(CHANGE_TIMEOUT, finish_membership(contact)).await);
         }
-        let elsewhere = probe_peers(contact, &chores.cluster).await;
         if leads() && !joint {
+            let elsewhere = contact.elsewhere();
             drop(rt::timeout(CHANGE_TIMEOUT, remove_replaced(contact, &elsewhere)).await);
         }
         leave_full_disk(contact).await;
@@ -130,22 +125,6 @@ fn is_snapshot_due(
         return false;
     }
     is_wanted
-}
-
-/// Probes every member. Returns the members at whose address another server answered, each with
-/// that server.
-async fn probe_peers(contact: &Contact, cluster: &Cluster) -> Vec<(ServerId, ServerId)> {
-    if cluster.get().is_none() {
-        return Vec::new();
-    }
-    let metrics = contact.raft.metrics().borrow_watched().clone();
-    let peers = metrics.membership_config.nodes().filter(|(id, _)| **id != contact.id);
-    let probes = peers.map(|(id, member)| async move {
-        let answered = contact.hear(*id, &member.rpc_address, PROBE_TIMEOUT).await;
-        answered.map(|answered| (*id, answered))
-    });
-    let answered = futures_util::future::join_all(probes).await;
-    answered.into_iter().flatten().filter(|(asked, answered)| asked != answered).collect()
 }
 
 /// A leader without room hands over to a server with room, so that the cluster goes on taking

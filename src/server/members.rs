@@ -2,8 +2,8 @@
 //! leadership to one of them.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -11,10 +11,14 @@ use fsm::Index;
 use proto::v1 as pb;
 use tonic::Status;
 
-use super::{core::Settings, hosts::BootId};
+use super::{
+    core::Settings,
+    hosts::BootId,
+    peers::{Census, PEER_LOST, PROBE_TIMEOUT},
+};
 use crate::{
     api::{ApiError, MemberInfo},
-    raft::{Member, Metrics, Raft, ServerId, ServerState, WatchReceiver, service::LeaderContact},
+    raft::{Member, Metrics, Raft, ServerId, ServerState, WatchReceiver, contact::LeaderContact},
     rpc::{
         method::{self, Method},
         transport::{Lane, Transport, call},
@@ -22,15 +26,17 @@ use crate::{
     rt::{self, watch},
 };
 
-/// A leader that was silent for less than this is still shown as leader.
-const LEADER_SILENCE_MIN: Duration = Duration::from_secs(3);
+/// Agents stay with a server that was out of touch for less than this: their streams outlive an election.
+const AGENTS_STAY_MIN: Duration = Duration::from_secs(3);
 /// A server that did not answer its leader for this long counts as gone.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// What a peer answered to a probe.
+/// What was answered to a probe at a peer's address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heard {
     pub(super) at: rt::Instant,
+    /// The server that answered: another one if the peer was replaced.
+    by: ServerId,
     pub(super) disk_full: bool,
     /// The boot of its host; none: it cannot read that.
     pub(super) boot: Option<BootId>,
@@ -100,16 +106,37 @@ impl Contact {
         heard.then_some(leader)
     }
 
-    /// The leader as shown to operators; `None` if it fell silent.
+    /// The leader as shown to operators and clients: none while the majority is lost.
     fn leader_shown(&self, metrics: &Metrics) -> Option<ServerId> {
-        self.leader_heard(metrics).filter(|_| self.is_in_touch())
+        self.leader_heard(metrics).filter(|_| !self.is_majority_lost())
     }
 
-    /// Whether this server heard its leader recently, or a majority if it leads. A server that is
-    /// out of touch cannot tell that its data is stale.
+    /// Whether there is a leader to show.
+    pub(super) fn knows_leader(&self) -> bool {
+        self.leader_shown(&self.raft.metrics().borrow_watched()).is_some()
+    }
+
+    /// Whether this server leads, and a majority answers it.
+    pub(super) fn leads_majority(&self) -> bool {
+        self.leads().is_some() && !self.is_majority_lost()
+    }
+
+    /// Whether no majority has answered for twice the longest election timeout: neither this server as
+    /// the leader, nor the leader that it hears. A server that cannot tell says that it is lost.
+    pub(crate) fn is_majority_lost(&self) -> bool {
+        self.last_contact() > self.majority_silence_max()
+    }
+
+    /// After this time without an answer a majority counts as lost.
+    pub(super) fn majority_silence_max(&self) -> Duration {
+        Duration::from_millis(2 * self.settings.timing.election_ms_max)
+    }
+
+    /// Whether this server was in touch with a majority lately enough to serve agents. A server that
+    /// is out of touch cannot tell that its data is stale. It holds on for longer than
+    /// [`Self::is_majority_lost`]: agents that move away at each election would all move at once.
     pub(crate) fn is_in_touch(&self) -> bool {
-        let silence_max = Duration::from_millis(4 * self.settings.timing.election_ms_max);
-        self.last_contact() <= silence_max.max(LEADER_SILENCE_MIN)
+        self.last_contact() <= (2 * self.majority_silence_max()).max(AGENTS_STAY_MIN)
     }
 
     /// Members of the Raft configuration.
@@ -128,6 +155,7 @@ impl Contact {
                 leader: leader == Some(*id),
                 voter: voters.contains(id),
                 alive: *id == self.id || self.heard_lately(*id),
+                was_heard: *id == self.id || self.was_heard(*id),
             })
             .collect()
     }
@@ -154,8 +182,32 @@ impl Contact {
 
     /// What a peer answered to a probe lately.
     pub(super) fn last_heard(&self, id: ServerId) -> Option<Heard> {
-        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.get(&id).copied().filter(|one| one.at.elapsed() < super::housekeeping::PEER_LOST)
+        let heard = self.answers();
+        heard.get(&id).copied().filter(|one| one.by == id && one.at.elapsed() < PEER_LOST)
+    }
+
+    /// Whether a peer has answered a probe since this server started.
+    pub(super) fn was_heard(&self, id: ServerId) -> bool {
+        self.answers().get(&id).is_some_and(|one| one.by == id)
+    }
+
+    /// Members at whose address another server answered lately, each with that server.
+    pub(super) fn elsewhere(&self) -> Vec<(ServerId, ServerId)> {
+        let heard = self.answers();
+        let elsewhere =
+            heard.iter().filter(|(id, one)| one.by != **id && one.at.elapsed() < PEER_LOST);
+        elsewhere.map(|(id, one)| (*id, one.by)).collect()
+    }
+
+    fn answers(&self) -> MutexGuard<'_, BTreeMap<ServerId, Heard>> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who votes, and who of them answers.
+    pub(super) fn census(&self) -> Census {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let is_alive = |id: &ServerId| *id == self.id || self.heard_lately(*id);
+        Census::of(&metrics.membership_config.membership().get_joint_config(), is_alive)
     }
 
     /// Whether this server or a peer is known to have no room on its disk.
@@ -292,22 +344,18 @@ impl Contact {
         self.call(address, &method::PROBE, &request, timeout).await
     }
 
-    /// Probes a member and keeps its answer. Returns the server that answered at the address, which
-    /// may be another one.
-    pub(super) async fn hear(
-        &self,
-        id: ServerId,
-        address: &str,
-        timeout: Duration,
-    ) -> Option<ServerId> {
-        let reply = self.probe(address, 0, timeout).await.ok()?;
-        if reply.node_id == id {
-            let (at, disk_full) = (rt::Instant::now(), reply.disk_full);
-            let boot = BootId::try_from(&*reply.boot_id).ok();
-            let heard = Heard { at, disk_full, boot };
-            self.heard.lock().unwrap_or_else(PoisonError::into_inner).insert(id, heard);
-        }
-        Some(reply.node_id)
+    /// Probes a member and keeps the answer.
+    pub(super) async fn hear(&self, id: ServerId, address: &str) {
+        let Ok(reply) = self.probe(address, 0, PROBE_TIMEOUT).await else { return };
+        let boot = BootId::try_from(&*reply.boot_id).ok();
+        let (at, by) = (rt::Instant::now(), reply.node_id);
+        let heard = Heard { at, by, disk_full: reply.disk_full, boot };
+        self.answers().insert(id, heard);
+    }
+
+    /// Forgets what was answered at the addresses of servers that are no members any more.
+    pub(super) fn forget_all_but(&self, members: &BTreeSet<ServerId>) {
+        self.answers().retain(|id, _| members.contains(id));
     }
 
     /// The boot of a server's host, which a peer that is silent now may have said before.
@@ -315,7 +363,7 @@ impl Contact {
         if id == self.id {
             return self.settings.boot;
         }
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).get(&id)?.boot
+        self.answers().get(&id).filter(|one| one.by == id)?.boot
     }
 
     /// Whether this server takes no writes of clients because its disk is nearly full.

@@ -585,6 +585,8 @@ pub(crate) struct Answer {
     pub(crate) text: String,
     /// The body, where it is JSON; null otherwise.
     pub(crate) json: Value,
+    /// Whether the server knew a leader (`X-Nomad-KnownLeader`); none without that header.
+    pub(crate) known_leader: Option<bool>,
 }
 
 impl Answer {
@@ -669,9 +671,10 @@ fn answer(
 ) -> Result<Answer, ureq::Error> {
     let mut response = result?;
     let status = response.status().as_u16();
+    let known_leader = response.headers().get("x-nomad-knownleader").map(|value| value == "true");
     let text = response.body_mut().read_to_string()?;
     let json = serde_json::from_str(&text).unwrap_or(Value::Null);
-    Ok(Answer { status, text, json })
+    Ok(Answer { status, text, json, known_leader })
 }
 
 /// Waits until the condition holds; panics with `what` after the deadline.

@@ -7,6 +7,7 @@ mod executor;
 mod harness;
 mod hostile_tasks;
 mod log_level;
+mod majority;
 mod plants;
 mod providers;
 mod recompute;

@@ -322,6 +322,7 @@ impl Api for TestCluster {
             leader,
             voter: true,
             alive: id != 3,
+            was_heard: id != 3,
         };
         vec![member(1, true), member(2, false), member(3, false)]
     }

@@ -17,6 +17,8 @@ pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {
             "region": options.region,
             "dc": options.datacenter,
             "id": member.id.to_string(),
+            "voter": member.voter.to_string(),
+            "heard": member.was_heard.to_string(),
             "build": crate::version::QUORATE,
             "port": port.to_string(),
             "rpc_addr": host,

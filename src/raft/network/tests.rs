@@ -58,6 +58,7 @@ fn peer(transport: impl Transport + 'static, lane: Lane, snapshot_piece_bytes: u
         transport: Arc::new(transport),
         disk: Arc::new(RealDisk),
         snapshot_piece_bytes,
+        contact: Arc::new(LeaderContact::new(crate::clock::Clock::default())),
     };
     network.peer(2, &Member::default(), lane)
 }
