@@ -78,6 +78,7 @@ impl Services {
             "/quorate.v1.Cluster/TransferLeadership" => {
                 answer(body, |m| self.cluster.transfer_leadership(m)).await
             }
+            "/quorate.v1.Cluster/RemovePeer" => answer(body, |m| self.cluster.remove_peer(m)).await,
             "/quorate.v1.Scheduler/Dequeue" => answer(body, |m| self.scheduler.dequeue(m)).await,
             "/quorate.v1.Scheduler/Ack" => answer(body, |m| self.scheduler.ack(m)).await,
             "/quorate.v1.Scheduler/Nack" => answer(body, |m| self.scheduler.nack(m)).await,

@@ -124,6 +124,15 @@ pub trait Api: Send + Sync + 'static {
         to: Option<u64>,
     ) -> BoxFuture<'_, Result<u64, ApiError>>;
 
+    /// Takes the member `id` out of the cluster: at once and for good. Without `force` it is refused where
+    /// the servers that answer would be no majority of the rest.
+    fn remove_member(
+        &self,
+        caller: Caller,
+        id: u64,
+        force: bool,
+    ) -> BoxFuture<'_, Result<(), ApiError>>;
+
     /// The scheduling workers of this server.
     fn workers(&self) -> Vec<WorkerInfo>;
 
@@ -173,6 +182,10 @@ pub trait PeerApi: Send + Sync + 'static {
 
     /// Hands leadership over; on the leader only.
     fn hand_over(&self, caller: Caller, to: Option<u64>) -> BoxFuture<'_, Result<u64, ApiError>>;
+
+    /// Takes a member out; on the leader only.
+    fn take_out(&self, caller: Caller, id: u64, force: bool)
+    -> BoxFuture<'_, Result<(), ApiError>>;
 }
 
 /// What workers on other servers ask of the leader.

@@ -55,7 +55,7 @@ pub(super) fn client(channel: Channel) -> Client {
 }
 
 async fn probe(address: &str) -> anyhow::Result<pb::ProbeReply> {
-    let request = pb::ProbeRequest { expect: Vec::new(), from: 0, digest_mark: 0 };
+    let request = pb::ProbeRequest::default();
     Ok(client(channel(address).await?).probe(request).await?.into_inner())
 }
 

@@ -139,6 +139,11 @@ pub(crate) enum RaftCommand {
         after_help = "Examples:\n  quorate operator raft list-peers\n  quorate operator raft list-peers -stale"
     )]
     ListPeers(ListPeersArgs),
+    /// Take a server out of the cluster, for good
+    #[command(
+        after_help = "A server that is taken out ends itself, and does not start again from its folder. It is refused\nwhere the servers that answer would be no majority of the rest.\n\nExamples:\n  quorate operator raft remove-peer -peer-address 127.0.0.1:4657\n  quorate operator raft remove-peer -peer-id ID"
+    )]
+    RemovePeer(RemoveArgs),
     /// Make another server the leader
     #[command(
         after_help = "Examples:\n  quorate operator raft transfer-leadership -peer-address 127.0.0.1:4657\n  quorate operator raft transfer-leadership -peer-id ID"
@@ -173,8 +178,29 @@ pub(crate) struct TransferArgs {
     peer_id: Option<String>,
 }
 
+/// Flags of `remove-peer`.
+#[derive(Debug, Args)]
+#[group(skip)]
+pub(crate) struct RemoveArgs {
+    /// Advertised gRPC address of the server
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        required_unless_present = "peer_id",
+        conflicts_with = "peer_id"
+    )]
+    peer_address: Option<String>,
+    /// Raft id of the server
+    #[arg(long, value_name = "ID")]
+    peer_id: Option<String>,
+    /// Also where the servers that answer would be no majority of the rest: nothing can be written then
+    #[arg(long)]
+    force: bool,
+}
+
 pub(crate) fn run(context: &Context, command: &OperatorCommand) -> Outcome {
     match command {
+        OperatorCommand::Raft(RaftCommand::RemovePeer(arguments)) => remove(context, arguments),
         OperatorCommand::Raft(RaftCommand::ListPeers(arguments)) => list_peers(context, arguments),
         OperatorCommand::Raft(RaftCommand::TransferLeadership(arguments)) => {
             transfer(context, arguments)
@@ -348,12 +374,28 @@ fn list_peers(context: &Context, arguments: &ListPeersArgs) -> Outcome {
     Ok(Exit::Success)
 }
 
+/// The parameter that names a server.
+fn peer<'a>(
+    id: Option<&'a String>,
+    address: Option<&'a String>,
+) -> anyhow::Result<(&'static str, &'a str)> {
+    match (id, address) {
+        (Some(id), _) => Ok(("id", id)),
+        (None, Some(address)) => Ok(("address", address)),
+        (None, None) => bail!("name the server: -peer-address or -peer-id"),
+    }
+}
+
+fn remove(context: &Context, arguments: &RemoveArgs) -> Outcome {
+    let (name, value) = peer(arguments.peer_id.as_ref(), arguments.peer_address.as_ref())?;
+    let force = arguments.force.to_string();
+    context.client.delete("/v1/operator/raft/peer", &[(name, value), ("force", &force)])?;
+    context.line(format!("{value} was taken out of the cluster"))?;
+    Ok(Exit::Success)
+}
+
 fn transfer(context: &Context, arguments: &TransferArgs) -> Outcome {
-    let (name, value) = match (&arguments.peer_id, &arguments.peer_address) {
-        (Some(id), _) => ("id", id),
-        (None, Some(address)) => ("address", address),
-        (None, None) => bail!("name the server that is to lead: -peer-address or -peer-id"),
-    };
+    let (name, value) = peer(arguments.peer_id.as_ref(), arguments.peer_address.as_ref())?;
     let path = "/v1/operator/raft/transfer-leadership";
     context.client.put(path, &[(name, value)], &json!({}))?;
     context.line(format!("Leadership was transferred to {value}"))?;

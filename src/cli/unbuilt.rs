@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use super::argv::KnownFlags;
 
 /// Commands, or the first words of several, and what to do instead.
-const COMMANDS: [(&str, &str); 59] = [
+const COMMANDS: [(&str, &str); 58] = [
     (
         "acl",
         "there is no access control: let only those reach the API who may use it (SECURITY.md)",
@@ -60,10 +60,6 @@ const COMMANDS: [(&str, &str); 59] = [
     ("operator keyring", "nothing is encrypted here"),
     ("operator raft info", "`operator raft list-peers` and GET /v1/agent/self show it"),
     ("operator raft logs", "GET /v1/agent/self shows how long the log is"),
-    (
-        "operator raft remove-peer",
-        "start a server in its place: it takes the place of the old one (docs/operations.md)",
-    ),
     ("operator raft state", "GET /v1/agent/self shows it"),
     ("operator root", "nothing is encrypted here"),
     ("operator snapshot", "keep copies of the servers' data folders (docs/operations.md)"),
@@ -72,12 +68,12 @@ const COMMANDS: [(&str, &str); 59] = [
     ("quota", "limit a node pool, or a job's `count`"),
     ("recommendation", "`alloc status -stats` shows what a task uses"),
     ("sentinel", "check files before `job run`, for example with `job validate`"),
-    ("server force-leave", "a dead server is replaced by one that joins (docs/operations.md)"),
+    ("server force-leave", "write `operator raft remove-peer`"),
     (
         "server join",
         "name the servers in the new one's file: it joins when it starts (docs/operations.md)",
     ),
-    ("server-force-leave", "a dead server is replaced by one that joins (docs/operations.md)"),
+    ("server-force-leave", "write `operator raft remove-peer`"),
     (
         "server-join",
         "name the servers in the new one's file: it joins when it starts (docs/operations.md)",

@@ -338,10 +338,11 @@ impl ClusterConfig {
                 ));
             }
             (false, true) => check_members(document, &bootstrap_expect, advertise)?,
-            (true, false) if join.contains(advertise) => {
+            // One list may serve all servers.
+            (true, false) if join.iter().all(|address| address == advertise) => {
                 return Err(document.invalid(
                     "cluster.join",
-                    &format!("addresses of other servers, not our own {advertise}"),
+                    &format!("the address of another server, beside our own {advertise}"),
                 ));
             }
             (true, false) => {}

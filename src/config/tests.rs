@@ -265,7 +265,10 @@ fn cluster_is_formed_or_joined() {
         "s.toml:8: cluster.join is [\"10.0.0.1:4647\"]; allowed: either cluster.bootstrap_expect or cluster.join, not both",
     );
     let error = replaced(expect, "join = [\"127.0.0.1:4647\"]");
-    assert!(error.ends_with("not our own 127.0.0.1:4647"), "{error}");
+    assert!(error.ends_with("beside our own 127.0.0.1:4647"), "{error}");
+    let both = "join = [\"127.0.0.1:4647\", \"10.0.0.1:4647\"]";
+    let config = ServerConfig::parse(Path::new("s.toml"), &SERVER.replace(expect, both)).unwrap();
+    assert_eq!(config.cluster.join.len(), 2, "one list serves all servers");
     let source = SERVER.replace(expect, "join = [\"10.0.0.1:4647\"]");
     let config = ServerConfig::parse(Path::new("s.toml"), &source).unwrap();
     assert_eq!(config.cluster.join[0].host(), "10.0.0.1");

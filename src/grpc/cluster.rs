@@ -102,4 +102,13 @@ impl pb::cluster_server::Cluster for ClusterService {
         let to = self.0.hand_over(caller_of(Way::Grpc, &request), request.get_ref().to).await?;
         Ok(Response::new(pb::TransferLeadershipReply { to }))
     }
+
+    async fn remove_peer(
+        &self,
+        request: Request<pb::RemovePeerRequest>,
+    ) -> Result<Response<pb::RemovePeerReply>, Status> {
+        let pb::RemovePeerRequest { id, force } = *request.get_ref();
+        self.0.take_out(caller_of(Way::Grpc, &request), id, force).await?;
+        Ok(Response::new(pb::RemovePeerReply {}))
+    }
 }

@@ -67,7 +67,7 @@ async fn join(call: Call) -> Result<Answer, Error> {
     call.answer(&json!({ "num_joined": 0, "error": why }), None)
 }
 
-/// A server that is no member has left, as in Nomad. A member leaves when another takes its place.
+/// A server that is no member has left, as in Nomad. A member is taken out by its id or address.
 async fn force_leave(call: Call) -> Result<Answer, Error> {
     let named = call.parameter("node").unwrap_or("");
     if named.is_empty() {
@@ -80,7 +80,9 @@ async fn force_leave(call: Call) -> Result<Answer, Error> {
                 .is_some_and(|rest| rest == format!(".{}", call.options.region))
     };
     if call.api.members().iter().any(|member| is_it(&member.name)) {
-        return Err(Error::unsupported("taking a server out before another takes its place"));
+        return Err(Error::bad(format!(
+            "{named} is a member: take it out by DELETE /v1/operator/raft/peer (quorate operator raft remove-peer)"
+        )));
     }
     call.answer(&Value::Null, None)
 }

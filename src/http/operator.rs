@@ -1,6 +1,9 @@
 //! `/v1/operator/…`: Raft configuration, leadership, the scheduler configuration, and what a replica holds.
 
-use axum::{Router, routing::get};
+use axum::{
+    Router,
+    routing::{delete, get},
+};
 use fsm::{
     Command, Index, Rejection, Reply,
     settings::{Algorithm, Preemption, SchedulerConfiguration, SetSchedulerConfiguration},
@@ -19,6 +22,7 @@ const ATTEMPTS_MAX: usize = 4;
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
         .route("/v1/operator/raft/configuration", get(raft_configuration))
+        .route("/v1/operator/raft/peer", delete(remove_peer))
         .route("/v1/operator/raft/transfer-leadership", writes(transfer_leadership))
         .route(
             "/v1/operator/scheduler/configuration",
@@ -36,15 +40,24 @@ async fn raft_configuration(call: Call) -> Result<Answer, Error> {
     call.answer(&answer, None)
 }
 
+/// Takes a server out of the cluster.
+async fn remove_peer(call: Call) -> Result<Answer, Error> {
+    let members = call.api.members();
+    let member = named(&call, &members)?
+        .ok_or_else(|| Error::bad("name the server: id or address is missing"))?;
+    let force = call.flag("force")?;
+    call.api.remove_member(call.caller, member.id, force).await?;
+    call.answer(&Value::Null, None)
+}
+
 async fn transfer_leadership(call: Call) -> Result<Answer, Error> {
     let members = call.api.members();
-    let to = match (call.parameter("id"), call.parameter("address")) {
-        (Some(_), Some(_)) => return Err(Error::bad("give either id or address, not both")),
-        (Some(id), None) => Some(voter(&members, &format!("id {id}"), |m| m.id.to_string() == id)?),
-        (None, Some(address)) => {
-            Some(voter(&members, &format!("address {address}"), |m| m.rpc_address == address)?)
+    let to = match named(&call, &members)? {
+        Some(member) if !member.voter => {
+            let name = &member.name;
+            return Err(Error::bad(format!("{name} at {} does not vote", member.rpc_address)));
         }
-        (None, None) => None,
+        named => named.map(|member| member.id),
     };
     let from = members.iter().find(|member| member.leader);
     let now = call.api.transfer_leadership(call.caller, to).await?;
@@ -58,18 +71,20 @@ async fn transfer_leadership(call: Call) -> Result<Answer, Error> {
     call.answer(&answer, None)
 }
 
-fn voter(
-    members: &[MemberInfo],
-    asked: &str,
-    is_it: impl Fn(&MemberInfo) -> bool,
-) -> Result<u64, Error> {
-    match members.iter().find(|member| is_it(member)) {
-        None => Err(Error::bad(format!("no server has {asked}"))),
-        Some(member) if !member.voter => {
-            Err(Error::bad(format!("the server with {asked} does not vote")))
+/// The member that a request names by id or address; none: it names none.
+fn named<'a>(call: &Call, members: &'a [MemberInfo]) -> Result<Option<&'a MemberInfo>, Error> {
+    let (asked, found) = match (call.parameter("id"), call.parameter("address")) {
+        (Some(_), Some(_)) => return Err(Error::bad("give either id or address, not both")),
+        (None, None) => return Ok(None),
+        (Some(id), None) => {
+            (format!("id {id}"), members.iter().find(|member| member.id.to_string() == id))
         }
-        Some(member) => Ok(member.id),
-    }
+        (None, Some(address)) => (
+            format!("address {address}"),
+            members.iter().find(|member| member.rpc_address == address),
+        ),
+    };
+    found.map(Some).ok_or_else(|| Error::bad(format!("no server has {asked}")))
 }
 
 fn id_and_address(member: &MemberInfo) -> Value {

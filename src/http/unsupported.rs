@@ -22,7 +22,7 @@ const READ_WRITE: MethodFilter = READ.or(WRITE);
 const ALL: MethodFilter = READ_WRITE.or(DELETE);
 
 /// Paths that are refused by name, with the methods that Nomad takes there.
-const REFUSED: [(&str, MethodFilter); 56] = [
+const REFUSED: [(&str, MethodFilter); 55] = [
     ("/.well-known/jwks.json", READ),
     ("/.well-known/openid-configuration", READ),
     ("/v1/acl/auth-method", WRITE),
@@ -64,7 +64,6 @@ const REFUSED: [(&str, MethodFilter); 56] = [
     ("/v1/operator/keyring/key/{id}", DELETE),
     ("/v1/operator/keyring/keys", READ),
     ("/v1/operator/keyring/rotate", WRITE),
-    ("/v1/operator/raft/peer", DELETE),
     ("/v1/operator/snapshot", READ_WRITE),
     ("/v1/operator/upgrade-check/{*check}", READ),
     ("/v1/plugin/csi/{id}", READ),

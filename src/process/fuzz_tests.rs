@@ -216,6 +216,7 @@ impl Services {
             transfer_leadership,
             pb::TransferLeadershipRequest { to: Some(9) }
         );
+        call!(dice, self.cluster, remove_peer, pb::RemovePeerRequest { id: 9, force: true });
         let plan = pb::SubmitPlanRequest { plan: frame(dice), ..Default::default() };
         call!(dice, self.scheduler, submit_plan, plan);
         call!(dice, self.scheduler, dequeue, pb::DequeueRequest::default());

@@ -45,6 +45,8 @@ pub const PROBE: Method<pb::ProbeRequest, pb::ProbeReply> =
 pub const JOIN: Method<pb::JoinRequest, pb::JoinReply> = Method::new("/quorate.v1.Cluster/Join");
 pub const TRANSFER_LEADERSHIP: Method<pb::TransferLeadershipRequest, pb::TransferLeadershipReply> =
     Method::new("/quorate.v1.Cluster/TransferLeadership");
+pub const REMOVE_PEER: Method<pb::RemovePeerRequest, pb::RemovePeerReply> =
+    Method::new("/quorate.v1.Cluster/RemovePeer");
 
 // From workers to the leader.
 pub const DEQUEUE: Method<pb::DequeueRequest, pb::DequeueReply> =

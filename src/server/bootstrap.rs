@@ -30,8 +30,8 @@ use crate::{
 
 const RETRY: Duration = Duration::from_millis(200);
 /// Time between two checks of whether the configured peers are of this cluster.
-const PEER_CHECK: Duration = Duration::from_secs(1);
-const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const PEER_CHECK: Duration = Duration::from_secs(1);
+pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A join replicates the whole log or a snapshot first.
 const JOIN_TIMEOUT: Duration = Duration::from_mins(10);
 
@@ -239,7 +239,7 @@ async fn initialise(
     Ok(())
 }
 
-async fn ask_to_join(contact: &Contact, address: &str) -> Result<(), Status> {
+pub(super) async fn ask_to_join(contact: &Contact, address: &str) -> Result<(), Status> {
     let reply = contact.probe(address, 0, PROBE_TIMEOUT).await?;
     let leader = if reply.leader_rpc_address.is_empty() {
         return Err(Status::unavailable("the cluster has no leader"));
@@ -264,13 +264,19 @@ fn settled(membership: &StoredMembership, applied: Index) -> Option<&Membership>
     (index <= applied).then(|| membership.membership())
 }
 
+/// The settled configuration of this server with its index; none: it has none yet.
+pub(super) fn settled_members(contact: &Contact) -> Option<(Index, Membership)> {
+    let metrics = contact.raft.metrics().borrow_watched().clone();
+    let applied = metrics.last_applied.map_or(0, |applied| applied.index);
+    let membership = settled(&metrics.membership_config, applied)?.clone();
+    Some((metrics.membership_config.log_id().as_ref().map_or(0, |id| id.index), membership))
+}
+
 /// Whether a server is a voter in a settled configuration. Until it is, it asks to join again,
 /// however far an earlier attempt came.
 pub(super) fn votes(contact: &Contact, id: ServerId) -> bool {
-    let metrics = contact.raft.metrics().borrow_watched().clone();
-    let applied = metrics.last_applied.map_or(0, |applied| applied.index);
-    settled(&metrics.membership_config, applied)
-        .is_some_and(|membership| membership.voter_ids().any(|voter| voter == id))
+    settled_members(contact)
+        .is_some_and(|(_, membership)| membership.voter_ids().any(|voter| voter == id))
 }
 
 /// Whether the configuration is joint. Until it is left, a majority of the old voters is needed as
@@ -375,31 +381,6 @@ pub(super) async fn admit(contact: &Contact, request: pb::JoinRequest) -> Result
         .map_err(|error| failed(error.to_string()))?;
     tracing::info!(server = %format!("{id:x}"), "a server joined as a voter");
     Ok(())
-}
-
-/// Joins again if the others removed this server while they could not tell it. They send nothing to
-/// a removed server, so it would believe for ever that it votes.
-pub(super) async fn rejoin_when_removed(newcomer: Newcomer) {
-    let Newcomer { contact, cluster: own, mut stop } = newcomer;
-    while rt::timeout(PEER_CHECK, rt::until_true(&mut stop)).await.is_err() {
-        if contact.is_in_touch() || !votes(&contact, contact.id) {
-            continue;
-        }
-        let metrics = contact.raft.metrics().borrow_watched().clone();
-        let members = metrics.membership_config.membership().nodes();
-        let others = members.filter(|(id, _)| **id != contact.id);
-        for address in others.map(|(_, member)| &member.rpc_address) {
-            let Ok(reply) = contact.probe(address, 0, PROBE_TIMEOUT).await else { continue };
-            let is_ours = own.get().is_some_and(|own| *own == *reply.cluster_id);
-            if is_ours && !reply.member && reply.leader != 0 {
-                tracing::warn!("the others do not count this server any more: it joins again");
-                match ask_to_join(&contact, address).await {
-                    Ok(()) => break,
-                    Err(status) => tracing::debug!(message = status.message(), "cannot join yet"),
-                }
-            }
-        }
-    }
 }
 
 /// Checks that the others can reach a newcomer: a voter that they cannot reach would count in every

@@ -25,6 +25,7 @@ use super::{
     leading::Leading,
     lifecycle::Lifecycle,
     members::Contact,
+    removal::Leaver,
     watchdog::Watched,
     worker::{self, Control, WorkerStats, Workplace},
 };
@@ -147,6 +148,7 @@ impl Core {
         let directory = settings.data_directory.clone();
         parts.disk.create_dir_all(&directory)?;
         super::digests::refuse_diverged(&*parts.disk, &directory)?;
+        super::removal::refuse_removed(&*parts.disk, &directory)?;
         let identity = identity::load(&*parts.disk, &directory, &settings.rpc_address)?;
         let id = identity.server_id;
         let cluster = Cluster::of(&identity, Arc::clone(&parts.disk), directory.clone())?;
@@ -273,7 +275,12 @@ impl Core {
             snapshots: self.snapshots.clone(),
         };
         rt::spawn(super::housekeeping::run(chores, self.stopping()));
-        rt::spawn(super::bootstrap::rejoin_when_removed(self.newcomer()));
+        rt::spawn(super::removal::watch(Leaver {
+            contact: contact(),
+            cluster: cluster(),
+            lifecycle: lifecycle(),
+            disk: Arc::clone(disk),
+        }));
         rt::spawn(super::digests::run(Comparison {
             contact: contact(),
             cell: cell(),

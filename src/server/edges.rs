@@ -12,7 +12,7 @@ use tonic::Status;
 
 use super::{
     access::read_index, bootstrap, core::Core, digests, gauges::gauges, leadership::LeaderServices,
-    services,
+    removal, services,
 };
 use crate::{
     api::{
@@ -105,10 +105,27 @@ impl Api for Core {
             let timeout = TRANSFER_TIMEOUT;
             let reply: Result<pb::TransferLeadershipReply, Status> =
                 self.contact.call(&address, &method::TRANSFER_LEADERSHIP, &request, timeout).await;
-            reply.map(|reply| reply.to).map_err(|status| {
-                let unreached = || ApiError::NotReady(status.message().to_owned());
-                failure::error_in(&status).unwrap_or_else(unreached)
-            })
+            reply.map(|reply| reply.to).map_err(|status| of_leader(&status))
+        }
+        .boxed()
+    }
+
+    fn remove_member(
+        &self,
+        caller: Caller,
+        id: u64,
+        force: bool,
+    ) -> BoxFuture<'_, Result<(), ApiError>> {
+        async move {
+            if self.contact.leads().is_some() {
+                return self.take_out(caller, id, force).await;
+            }
+            let address = self.contact.leader_address()?;
+            let request = pb::RemovePeerRequest { id, force };
+            let timeout = removal::TIMEOUT;
+            let reply: Result<pb::RemovePeerReply, Status> =
+                self.contact.call(&address, &method::REMOVE_PEER, &request, timeout).await;
+            reply.map(|_| ()).map_err(|status| of_leader(&status))
         }
         .boxed()
     }
@@ -219,6 +236,7 @@ impl PeerApi for Core {
             let initialised = self.raft.is_initialized().await.unwrap_or(false);
             let leader = self.contact.leader();
             let cluster = self.cluster.get();
+            let standing = removal::standing(&self.contact, request.from, &request.rpc_address);
             Ok(pb::ProbeReply {
                 initialised: initialised && cluster.is_some(),
                 cluster_id: cluster.map(|id| id.to_vec()).unwrap_or_default().into(),
@@ -234,6 +252,9 @@ impl PeerApi for Core {
                 digest: digests::digest_at(&self.cell, request.digest_mark),
                 disk_full: self.has_full_disk(),
                 boot_id: self.settings.boot.map(|id| id.to_vec()).unwrap_or_default().into(),
+                membership_index: standing.membership_index,
+                listed: standing.is_listed,
+                replaced_by: standing.replaced_by.unwrap_or(0),
             })
         }
         .boxed()
@@ -266,6 +287,27 @@ impl PeerApi for Core {
         }
         .boxed()
     }
+
+    fn take_out(
+        &self,
+        caller: Caller,
+        id: u64,
+        force: bool,
+    ) -> BoxFuture<'_, Result<(), ApiError>> {
+        async move {
+            if self.leading().is_none() {
+                return Err(ApiError::NoLeader);
+            }
+            tracing::info!(%caller, server = %format_args!("{id:x}"), force, "asked to take a server out");
+            removal::take_out(&self.contact, id, force).await
+        }
+        .boxed()
+    }
+}
+
+/// The error in the leader's answer to a call of this server.
+fn of_leader(status: &Status) -> ApiError {
+    failure::error_in(status).unwrap_or_else(|| ApiError::NotReady(status.message().to_owned()))
 }
 
 impl Core {

@@ -21,9 +21,17 @@ pub(super) async fn run(contact: Arc<Contact>, mut stop: watch::Receiver<bool>) 
     loop {
         let silence = contact.last_contact();
         let lost = contact.is_majority_lost();
-        match watch.see(lost, silence, begun.elapsed()) {
+        let census = contact.census();
+        let touch = if contact.knows_leader() {
+            Touch::Heard
+        } else if lost && census.voters > 0 {
+            Touch::Lost(silence)
+        } else {
+            // An election, or a server that is no member of a cluster yet.
+            Touch::Unclear
+        };
+        match watch.see(touch, begun.elapsed()) {
             Some(News::Lost) => {
-                let census = contact.census();
                 tracing::warn!(
                     silent_ms = silence.as_millis(),
                     voters = census.voters,
@@ -51,6 +59,16 @@ pub(super) async fn run(contact: Arc<Contact>, mut stop: watch::Receiver<bool>) 
     }
 }
 
+/// What a server knows of a majority at one look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Touch {
+    /// There is a leader, and a majority answers it.
+    Heard,
+    /// None has answered for so long.
+    Lost(Duration),
+    Unclear,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum News {
     Lost,
@@ -69,20 +87,21 @@ struct Watch {
 
 impl Watch {
     /// What there is to say, on a server that started `up` ago.
-    fn see(&mut self, lost: bool, silence: Duration, up: Duration) -> Option<News> {
-        if !lost {
-            self.was_heard = true;
-            return self.lost.take().map(News::Back);
+    fn see(&mut self, touch: Touch, up: Duration) -> Option<News> {
+        match touch {
+            Touch::Unclear => None,
+            Touch::Heard => {
+                self.was_heard = true;
+                self.lost.take().map(News::Back)
+            }
+            Touch::Lost(silence) => {
+                let is_new = self.lost.is_none() && (self.was_heard || up >= STARTING);
+                if is_new || self.lost.is_some() {
+                    self.lost = Some(silence);
+                }
+                is_new.then_some(News::Lost)
+            }
         }
-        if self.lost.is_some() {
-            self.lost = Some(silence);
-            return None;
-        }
-        if !self.was_heard && up < STARTING {
-            return None;
-        }
-        self.lost = Some(silence);
-        Some(News::Lost)
     }
 }
 
@@ -94,15 +113,21 @@ mod tests {
     fn a_loss_is_said_once_and_so_is_its_end() {
         let s = Duration::from_secs;
         let mut watch = Watch::default();
-        assert_eq!(watch.see(true, s(2), s(2)), None, "it has just started");
-        assert_eq!(watch.see(true, s(5), s(5)), Some(News::Lost), "it may be alone for ever");
-        assert_eq!(watch.see(true, s(9), s(9)), None);
-        assert_eq!(watch.see(false, s(0), s(10)), Some(News::Back(s(9))));
-        assert_eq!(watch.see(false, s(0), s(11)), None);
-        assert_eq!(watch.see(true, s(2), s(13)), Some(News::Lost));
-        assert_eq!(watch.see(false, s(0), s(14)), Some(News::Back(s(2))));
+        assert_eq!(watch.see(Touch::Unclear, s(0)), None);
+        assert_eq!(watch.see(Touch::Lost(s(2)), s(2)), None, "it has just started");
+        assert_eq!(
+            watch.see(Touch::Lost(s(5)), s(5)),
+            Some(News::Lost),
+            "it may be alone for ever"
+        );
+        assert_eq!(watch.see(Touch::Lost(s(9)), s(9)), None);
+        assert_eq!(watch.see(Touch::Unclear, s(10)), None, "an election is under way");
+        assert_eq!(watch.see(Touch::Heard, s(10)), Some(News::Back(s(9))));
+        assert_eq!(watch.see(Touch::Heard, s(11)), None);
+        assert_eq!(watch.see(Touch::Lost(s(2)), s(13)), Some(News::Lost));
+        assert_eq!(watch.see(Touch::Heard, s(14)), Some(News::Back(s(2))));
         let mut watch = Watch::default();
-        assert_eq!(watch.see(false, s(0), s(1)), None);
-        assert_eq!(watch.see(true, s(2), s(3)), Some(News::Lost), "it had been heard");
+        assert_eq!(watch.see(Touch::Heard, s(1)), None);
+        assert_eq!(watch.see(Touch::Lost(s(2)), s(3)), Some(News::Lost), "it had been heard");
     }
 }

@@ -49,6 +49,8 @@ pub struct Contact {
     pub(super) raft: Raft,
     transport: Arc<dyn Transport>,
     leader: Arc<LeaderContact>,
+    /// Index of the newest members known of which this server is one.
+    listed_at: Mutex<Option<Index>>,
     /// What each peer last answered to a probe.
     heard: Mutex<BTreeMap<ServerId, Heard>>,
     /// Why this server takes no writes: its disk is nearly full.
@@ -63,8 +65,9 @@ impl Contact {
         transport: Arc<dyn Transport>,
         leader: Arc<LeaderContact>,
     ) -> Self {
-        let (heard, disk_full) = (Mutex::default(), watch::channel(None).0);
-        Self { settings, id, raft, transport, leader, heard, disk_full }
+        let (heard, listed_at) = (Mutex::default(), Mutex::default());
+        let disk_full = watch::channel(None).0;
+        Self { settings, id, raft, transport, leader, listed_at, heard, disk_full }
     }
 
     /// A call to the server at an address.
@@ -113,7 +116,9 @@ impl Contact {
 
     /// Whether there is a leader to show.
     pub(super) fn knows_leader(&self) -> bool {
-        self.leader_shown(&self.raft.metrics().borrow_watched()).is_some()
+        // Cloned: what is borrowed is locked, and a second borrow beside it would wait for a writer that waits for the first.
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        self.leader_shown(&metrics).is_some()
     }
 
     /// Whether this server leads, and a majority answers it.
@@ -340,8 +345,24 @@ impl Contact {
         timeout: Duration,
     ) -> Result<pb::ProbeReply, Status> {
         let expect = self.settings.bootstrap_expect.clone();
-        let request = pb::ProbeRequest { expect, from: self.id, digest_mark };
-        self.call(address, &method::PROBE, &request, timeout).await
+        let rpc_address = self.settings.rpc_address.clone();
+        let request = pb::ProbeRequest { expect, from: self.id, digest_mark, rpc_address };
+        let reply: pb::ProbeReply = self.call(address, &method::PROBE, &request, timeout).await?;
+        if reply.listed {
+            self.was_listed(reply.membership_index);
+        }
+        Ok(reply)
+    }
+
+    /// This server is one of the members that were applied at this index, here or on a peer.
+    pub(super) fn was_listed(&self, index: Index) {
+        let mut listed_at = self.listed_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *listed_at = (*listed_at).max(Some(index));
+    }
+
+    /// The newest members known of which this server is one; none: it was never one since its start.
+    pub(super) fn listed_at(&self) -> Option<Index> {
+        *self.listed_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Probes a member and keeps the answer.

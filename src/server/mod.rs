@@ -22,6 +22,7 @@ mod member_times;
 mod members;
 mod peers;
 mod read_rounds;
+mod removal;
 pub mod reports;
 mod requirements;
 mod services;

@@ -12,6 +12,7 @@ mod plants;
 mod providers;
 mod recompute;
 mod recovery;
+mod removal;
 mod reply_cutter;
 mod scheduling;
 mod shortages;

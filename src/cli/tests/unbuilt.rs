@@ -159,7 +159,7 @@ operator raft
 operator raft info
 operator raft list-peers: stale
 operator raft logs
-operator raft remove-peer
+operator raft remove-peer: peer-address peer-id
 operator raft state
 operator raft transfer-leadership: peer-address peer-id
 operator root

@@ -342,6 +342,19 @@ impl Api for TestCluster {
         })
     }
 
+    fn remove_member(
+        &self,
+        _caller: Caller,
+        id: u64,
+        force: bool,
+    ) -> BoxFuture<'_, Result<(), ApiError>> {
+        Box::pin(async move {
+            self.fail()?;
+            let refused = ApiError::Invalid("a majority would not answer".to_owned());
+            if id == 2 && !force { Err(refused) } else { Ok(()) }
+        })
+    }
+
     fn workers(&self) -> Vec<WorkerInfo> {
         let settings = self.worker_settings();
         let worker = |id| WorkerInfo {

@@ -89,7 +89,7 @@ GET /status/leader Built
 GET /status/peers Built
 GET /regions Built
 GET /operator/raft/configuration Built
-DELETE /operator/raft/peer Refused
+DELETE /operator/raft/peer Built
 PUT /operator/raft/transfer-leadership Built
 GET /operator/autopilot/configuration Refused
 PUT /operator/autopilot/configuration Refused
