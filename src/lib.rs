@@ -37,10 +37,13 @@ pub mod process;
 pub mod provider;
 pub mod published;
 pub mod raft;
+#[cfg(feature = "program")]
+pub mod reload;
 pub mod rpc;
 pub mod rt;
 pub mod serve;
 pub mod server;
+mod signals;
 pub mod storage;
 pub mod task;
 pub mod telemetry;

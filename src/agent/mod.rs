@@ -53,10 +53,7 @@ use std::{
 
 use anyhow::Context;
 use proto::v1;
-use tokio::{
-    net::TcpListener,
-    signal::unix::{SignalKind, signal},
-};
+use tokio::net::TcpListener;
 
 pub(crate) use self::state::read_boot_id;
 use self::{
@@ -84,6 +81,7 @@ use crate::{
     rpc::transport::{GrpcTransport, Transport},
     rt::{self, JoinSet, Notify, watch},
     serve::Door,
+    signals::{Asked, Signals},
 };
 
 /// In the state directory: what was set of the node's metadata.
@@ -91,8 +89,8 @@ const META_FILE: &str = "meta.json";
 /// How long a thread for file work stays idle.
 const THREAD_KEEP_ALIVE: Duration = Duration::from_hours(24);
 
-/// Runs an agent until SIGTERM or SIGINT. Blocks; has its own runtime.
-pub fn run(settings: AgentSettings) -> anyhow::Result<()> {
+/// Runs an agent until SIGTERM or SIGINT; SIGHUP calls `reload`. Blocks; has its own runtime.
+pub fn run(settings: AgentSettings, reload: impl Fn()) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         // Threads for file work stay, for the time when no more can be had.
@@ -103,12 +101,10 @@ pub fn run(settings: AgentSettings) -> anyhow::Result<()> {
     open_files::raise();
     runtime.block_on(async {
         shortage::keep_threads();
-        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+        let mut signals = Signals::listen().context("cannot listen for signals")?;
         let agent = Agent::start(settings).await?;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+        while signals.next().await == Asked::Reload {
+            reload();
         }
         tracing::info!("the agent ends");
         agent.stop().await;

@@ -73,10 +73,18 @@ pub struct MemberInfo {
     pub http_address: String,
     pub leader: bool,
     pub voter: bool,
-    /// Whether it was heard from recently, as far as this server knows.
-    pub alive: bool,
-    /// Whether it was heard from since this server started.
-    pub was_heard: bool,
+    pub presence: Presence,
+}
+
+/// Whether a server answers the one that is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Presence {
+    /// It has not answered since the asked server started.
+    #[default]
+    NeverHeard,
+    Alive,
+    /// It answered once, and not lately.
+    Lost,
 }
 
 /// A running server, as its edges see it.

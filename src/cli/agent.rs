@@ -6,7 +6,8 @@ use clap::Args;
 
 use super::context::{Exit, Outcome};
 use super::process;
-use crate::config::{AgentConfig, Flag, Sources};
+use crate::config::{Flag, Sources};
+use crate::reload::AgentReload;
 
 pub(crate) const EXAMPLES: &str = "Examples:
   quorate agent --config cluster-configs/three/agent.toml
@@ -61,6 +62,6 @@ pub(crate) fn start(arguments: AgentArgs, region: Option<String>) -> Outcome {
         Flag::given("--log-format", "log_format", arguments.log_format),
     ];
     let sources = Sources::from_process(arguments.config, flags.into_iter().flatten().collect());
-    process::agent(AgentConfig::load(&sources)?)?;
+    process::agent(AgentReload::load(sources)?)?;
     Ok(Exit::Success)
 }

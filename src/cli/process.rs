@@ -10,11 +10,13 @@ use fsm::node::InstanceProof;
 
 use crate::agent::{AfterTask, AgentSettings, ReadinessSettings, ReservedResources};
 use crate::bench::{self, BenchCommand};
-use crate::config::{self, AgentConfig, ReadinessConfig, ServerConfig};
+use crate::config::{self, AgentConfig, ReadinessConfig};
+use crate::reload::{AgentReload, ServerReload};
 use crate::{address_space, task, telemetry};
 
 /// Runs a server until it is told to stop.
-pub(crate) fn server(config: ServerConfig) -> anyhow::Result<()> {
+pub(crate) fn server(reload: &ServerReload) -> anyhow::Result<()> {
+    let config = reload.started();
     let exporter = match &config.telemetry.otlp_endpoint {
         Some(to) => Some(telemetry::start_with_traces(&config.log, to.clone(), &config.name)),
         None => {
@@ -26,15 +28,16 @@ pub(crate) fn server(config: ServerConfig) -> anyhow::Result<()> {
     #[cfg(feature = "plant")]
     crate::plant::select()?;
     task::install_panic_hook();
-    crate::process::run(&config, exporter).map_err(task::explained)
+    crate::process::run(reload, exporter).map_err(task::explained)
 }
 
 /// Runs an agent until it is told to stop.
-pub(crate) fn agent(config: AgentConfig) -> anyhow::Result<()> {
+pub(crate) fn agent(reload: AgentReload) -> anyhow::Result<()> {
+    let config = reload.started().clone();
     telemetry::start(&config.log);
     address_space::check()?;
     task::install_panic_hook();
-    crate::agent::run(agent_settings(config)).map_err(task::explained)
+    crate::agent::run(agent_settings(config), || reload.again()).map_err(task::explained)
 }
 
 fn agent_settings(config: AgentConfig) -> AgentSettings {

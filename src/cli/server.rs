@@ -9,7 +9,8 @@ use super::context::{Context, Exit, Outcome};
 use super::output::{Style, table};
 use super::process;
 use super::view::Fields;
-use crate::config::{Flag, ServerConfig, Sources};
+use crate::config::{Flag, Sources};
+use crate::reload::ServerReload;
 
 pub(crate) const EXAMPLES: &str = "Examples:
   quorate server --config cluster-configs/three/server-1.toml
@@ -107,7 +108,7 @@ pub(crate) fn start(arguments: ServerArgs, region: Option<String>) -> Outcome {
         Flag::given("--log-format", "log_format", start.log_format),
     ];
     let sources = Sources::from_process(start.config, flags.into_iter().flatten().collect());
-    process::server(ServerConfig::load(&sources)?)?;
+    process::server(&ServerReload::load(sources)?)?;
     Ok(Exit::Success)
 }
 

@@ -319,6 +319,31 @@ impl RpcConfig {
     }
 }
 
+impl ServerConfig {
+    /// Keys and sections whose values differ from another configuration, but for what a running server takes over:
+    /// `log_level` and `[[provider]]`.
+    pub(crate) fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let differ = [
+            ("name", self.name != other.name),
+            ("region", self.region != other.region),
+            ("datacenter", self.datacenter != other.datacenter),
+            ("data_dir", self.data_dir != other.data_dir),
+            ("log_format", self.log.format != other.log.format),
+            ("telemetry", self.telemetry != other.telemetry),
+            ("http", self.http_address != other.http_address),
+            ("rpc", self.rpc != other.rpc),
+            ("cluster", self.cluster != other.cluster),
+            ("raft", self.raft != other.raft),
+            ("scheduler", self.scheduler != other.scheduler),
+            ("heartbeat", self.heartbeat != other.heartbeat),
+            ("gc", self.gc != other.gc),
+            ("limits", self.limits != other.limits),
+            ("elastic", self.elastic != other.elastic),
+        ];
+        differ.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
+    }
+}
+
 impl ClusterConfig {
     fn from_document(document: &Document, advertise: &Address) -> Result<Self, ConfigError> {
         const EXPECT: &str = "cluster.bootstrap_expect";

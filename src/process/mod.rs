@@ -29,7 +29,7 @@ use proto::v1::{
     agent_server::AgentServer, cluster_server::ClusterServer, raft_server::RaftServer,
     scheduler_server::SchedulerServer,
 };
-use tokio::{net::TcpListener, signal::unix::SignalKind, sync::Semaphore, task::JoinHandle};
+use tokio::{net::TcpListener, sync::Semaphore, task::JoinHandle};
 use tonic::{service::interceptor::InterceptedService, transport::Server};
 
 use crate::{
@@ -43,13 +43,15 @@ use crate::{
     },
     http::{self, HttpOptions, rival},
     open_files,
-    provider::{self, process::host_boot},
+    provider::{self, Provider as _, process::host_boot},
+    reload::ServerReload,
     rpc::{
         generation,
         transport::{GrpcTransport, MESSAGE_BYTES_MAX},
     },
     serve::{self, Door},
     server::{Core, Parts, RaftTiming, Settings, elastic::Providers},
+    signals::{Asked, Signals},
     storage::{lock::DirectoryLock, shadow, wal},
     telemetry::Exporter,
 };
@@ -320,12 +322,12 @@ async fn join(core: Arc<Core>) {
 }
 
 /// Runs a server until it is told to stop or cannot go on; its traces go to the exporter's collector.
-pub fn run(config: &ServerConfig, exporter: Option<Exporter>) -> anyhow::Result<()> {
+pub fn run(reload: &ServerReload, exporter: Option<Exporter>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context(open_files::NO_THREADS)?;
-    let ended = runtime.block_on(run_until_stopped(config, exporter).boxed());
+    let ended = runtime.block_on(run_until_stopped(reload, exporter).boxed());
     if ended.is_err() {
         // A thread may hang in a disk call: do not wait for it.
         runtime.shutdown_background();
@@ -334,21 +336,28 @@ pub fn run(config: &ServerConfig, exporter: Option<Exporter>) -> anyhow::Result<
 }
 
 async fn run_until_stopped(
-    config: &ServerConfig,
+    reload: &ServerReload,
     exporter: Option<Exporter>,
 ) -> anyhow::Result<()> {
+    let config = reload.started();
     let exporting = exporter.map(Exporter::start);
-    let mut terminate = tokio::signal::unix::signal(SignalKind::terminate())?;
-    let mut interrupt = tokio::signal::unix::signal(SignalKind::interrupt())?;
+    let mut signals = Signals::listen()?;
     open_files::raise();
     let server = Box::pin(RunningServer::start(config)).await?;
     tracing::info!(name = config.name, http = %server.http, rpc = %server.rpc,
         server = %format!("{:x}", server.core.id), "server started");
     let mut failed = server.core.failed();
-    let why = tokio::select! {
-        _ = terminate.recv() => None,
-        _ = interrupt.recv() => None,
-        why = failed.wait_for(Option::is_some) => why.ok().and_then(|why| why.clone()),
+    let why = loop {
+        tokio::select! {
+            asked = signals.next() => match asked {
+                Asked::Stop => break None,
+                Asked::Reload => reload.again(|config| {
+                    let provider = server.core.provider(&config.name);
+                    provider.is_some_and(|provider| provider.reload(&config.kind))
+                }),
+            },
+            why = failed.wait_for(Option::is_some) => break why.ok().and_then(|why| why.clone()),
+        }
     };
     if let Some(why) = why {
         // Nothing more may be written or acknowledged: no leadership transfer, no clean close, no

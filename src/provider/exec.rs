@@ -21,7 +21,10 @@ use futures_util::future::BoxFuture;
 
 use self::program::{Ended, Program, Stderr};
 use super::{Context, Provider, throttle::locked};
-use crate::rt::{Instant, sleep_until};
+use crate::{
+    config::ProviderKind,
+    rt::{Instant, sleep_until},
+};
 
 /// Pause before a program is started again; doubled each time, up to the longest.
 const RESTART_PAUSE_MIN: Duration = Duration::from_millis(200);
@@ -32,7 +35,7 @@ const RUN_LASTING: Duration = Duration::from_mins(1);
 /// The provider of kind `exec`.
 pub(super) struct ExecProvider {
     name: Arc<str>,
-    command: Vec<String>,
+    command: Mutex<Vec<String>>,
     slot: Mutex<Slot>,
 }
 
@@ -68,7 +71,7 @@ fn restart_pause(failures: u32) -> Duration {
 impl ExecProvider {
     /// A provider of this name in the configuration, whose program is not started yet.
     pub(super) fn new(name: &str, command: Vec<String>) -> Self {
-        Self { name: name.into(), command, slot: Mutex::default() }
+        Self { name: name.into(), command: Mutex::new(command), slot: Mutex::default() }
     }
 
     /// The program that runs, or one that is started now; or until when none may be, and why.
@@ -84,14 +87,15 @@ impl ExecProvider {
         if let Some(pause) = slot.pause.clone().filter(|(until, _)| *until > now) {
             return Err(pause);
         }
-        match Program::start(&self.command, Stderr::Log(Arc::clone(&self.name))) {
+        let command = locked(&self.command).clone();
+        match Program::start(&command, Stderr::Log(Arc::clone(&self.name))) {
             Ok(program) => {
                 let program = Arc::new(program);
                 slot.program = Some(Arc::clone(&program));
                 Ok(program)
             }
             Err(error) => {
-                let program = self.command.first().map_or("", String::as_str);
+                let program = command.first().map_or("", String::as_str);
                 let why = format!("{program}: {error}");
                 let pause = slot.fail(now, Duration::ZERO, &why);
                 self.log(&why, pause);
@@ -122,6 +126,15 @@ impl ExecProvider {
 }
 
 impl Provider for ExecProvider {
+    /// The program that runs ends with its last call; the next call starts the new one.
+    fn reload(&self, kind: &ProviderKind) -> bool {
+        let ProviderKind::Exec { command } = kind else { return false };
+        locked(&self.command).clone_from(command);
+        *locked(&self.slot) = Slot::default();
+        tracing::info!(provider = &*self.name, "the program of a provider is started anew");
+        true
+    }
+
     fn call(
         &self,
         operation: Operation,

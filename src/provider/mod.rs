@@ -54,6 +54,10 @@ pub trait Provider: Send + Sync {
         context: Context,
     ) -> BoxFuture<'_, Result<Answer, ProviderError>>;
 
+    /// Takes over how it is configured now, for the calls that follow; a program is started anew. Returns `false` if that
+    /// needs a restart of the server.
+    fn reload(&self, kind: &ProviderKind) -> bool;
+
     /// Its machines are on the host of the server that makes them: another server of the cluster finds them only on the same host.
     fn needs_one_host(&self) -> bool {
         false

@@ -34,6 +34,7 @@ use self::{
 use super::{Context, Provider, agent_config::agent_config, with_cluster, without_settings};
 use crate::{
     agent::{executor::process::stat, read_boot_id},
+    config::ProviderKind,
     rt::Instant,
 };
 
@@ -51,6 +52,8 @@ pub struct ProcessProvider {
     directory: Directory,
     /// The program that agents run.
     binary: PathBuf,
+    /// As it is configured.
+    kind: ProviderKind,
 }
 
 type Outcome = Result<Answer, ProviderError>;
@@ -66,8 +69,10 @@ fn transient(error: &io::Error) -> ProviderError {
 impl ProcessProvider {
     /// Uses a folder, which is made if there is none. Without a binary agents run that of this process.
     pub fn open(directory: &Path, binary: Option<PathBuf>) -> io::Result<Self> {
+        let kind =
+            ProviderKind::Process { directory: directory.to_owned(), binary: binary.clone() };
         let binary = binary.map_or_else(std::env::current_exe, Ok)?;
-        Ok(Self { directory: Directory::open(directory)?, binary })
+        Ok(Self { directory: Directory::open(directory)?, binary, kind })
     }
 
     /// Ends every machine in the folder, for whoever ends the cluster. Answers with how many there were.
@@ -356,6 +361,10 @@ impl Provider for ProcessProvider {
             carried_out.await.unwrap_or_else(|error| Err(transient(&io::Error::other(error))))
         }
         .boxed()
+    }
+
+    fn reload(&self, kind: &ProviderKind) -> bool {
+        *kind == self.kind
     }
 
     fn needs_one_host(&self) -> bool {

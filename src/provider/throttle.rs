@@ -13,7 +13,10 @@ use elastic::call::{Answer, ErrorClass, Operation, ProviderError};
 use futures_util::future::BoxFuture;
 
 use super::{Context, Provider};
-use crate::rt::{Instant, sleep_until, timeout};
+use crate::{
+    config::ProviderKind,
+    rt::{Instant, sleep_until, timeout},
+};
 
 /// Between two calls of a lane in the long run.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -224,6 +227,10 @@ impl Provider for Throttled {
         })
     }
 
+    fn reload(&self, kind: &ProviderKind) -> bool {
+        self.inner.reload(kind)
+    }
+
     fn needs_one_host(&self) -> bool {
         self.inner.needs_one_host()
     }
@@ -243,6 +250,10 @@ mod tests {
     }
 
     impl Provider for Scripted {
+        fn reload(&self, _: &ProviderKind) -> bool {
+            true
+        }
+
         fn call(
             &self,
             operation: Operation,

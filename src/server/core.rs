@@ -33,6 +33,7 @@ use crate::{
     api::WorkerSettings,
     clock::Clock,
     disk::{Disk, watched::DiskWatch},
+    provider::Throttled,
     published::StateCell,
     raft::{
         Raft, ServerId, WatchReceiver, contact::LeaderContact, log_store::LogStore,
@@ -396,6 +397,11 @@ impl Core {
         while !self.contact.is_majority_lost() {
             rt::sleep(election / 4).await;
         }
+    }
+
+    /// The provider of a name, if there is one.
+    pub(crate) fn provider(&self, name: &str) -> Option<&Throttled> {
+        self.providers.get(name).map(|provider| &**provider)
     }
 
     /// The cluster, once it is known.

@@ -16,9 +16,9 @@ use super::{
 };
 use crate::{
     api::{
-        AgentApi, Api, ApiError, Caller, Dequeue, Lease, LeaseKey, MemberInfo, PeerApi, ReadMode,
-        Sample, Snapshot, WorkerApi, WorkerChange, WorkerInfo, WorkerSettings, Written, failure,
-        senders,
+        AgentApi, Api, ApiError, Caller, Dequeue, Lease, LeaseKey, MemberInfo, PeerApi, Presence,
+        ReadMode, Sample, Snapshot, WorkerApi, WorkerChange, WorkerInfo, WorkerSettings, Written,
+        failure, senders,
     },
     published::StateCell,
     raft::{ServerState, WatchReceiver},
@@ -84,8 +84,7 @@ impl Api for Core {
             name: self.settings.name.clone(),
             rpc_address: self.settings.rpc_address.clone(),
             http_address: self.settings.http_address.clone(),
-            alive: true,
-            was_heard: true,
+            presence: Presence::Alive,
             ..MemberInfo::default()
         })
     }
@@ -164,10 +163,8 @@ impl Api for Core {
         let leads = self.contact.leads_majority();
         let voters = self.contact.census().voters;
         // A leader without a majority leads nobody: Nomad's leaders step down by themselves.
-        let state = match metrics.state {
-            ServerState::Leader if !leads => ServerState::Follower,
-            state => state,
-        };
+        let lost = metrics.state == ServerState::Leader && !leads;
+        let state = if lost { ServerState::Follower } else { metrics.state };
         let raft = [
             ("state", format!("{state:?}")),
             ("term", metrics.current_term.to_string()),

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use fsm::{Liveness, State, node::SuspendReason, pool::Behavior, resources::Resources};
 
 use super::core::Core;
-use crate::raft::WatchReceiver;
+use crate::{api::Presence, raft::WatchReceiver};
 
 /// Memory of this process that is in use, as the kernel counts it; 0 where it cannot be asked.
 fn resident_bytes() -> u64 {
@@ -113,12 +113,15 @@ fn contact_gauges(core: &Core, put: &mut impl FnMut(&str, u64)) {
     put("raft.failures_tolerated", census.may_fail() as u64);
     let members = contact.member_infos();
     let peers = members.iter().filter(|member| member.id != core.id);
-    put("raft.peers_heard", peers.filter(|member| member.alive).count() as u64);
+    put(
+        "raft.peers_heard",
+        peers.filter(|member| member.presence == Presence::Alive).count() as u64,
+    );
     let metrics = core.raft.metrics().borrow_watched().clone();
-    let last = metrics.last_log_index.unwrap_or(0);
+    let newest = metrics.last_log_index.unwrap_or(0);
     for (id, matched) in metrics.replication.iter().flatten().filter(|(id, _)| **id != core.id) {
         let Some(member) = members.iter().find(|member| member.id == *id) else { continue };
-        let lag = last.saturating_sub(matched.as_ref().map_or(0, |matched| matched.index()));
+        let lag = newest.saturating_sub(matched.as_ref().map_or(0, crate::raft::LogId::index));
         put(&format!("raft.follower_lag_entries{{peer={}}}", member.name), lag);
     }
 }

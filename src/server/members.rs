@@ -17,7 +17,7 @@ use super::{
     peers::{Census, PEER_LOST, PROBE_TIMEOUT},
 };
 use crate::{
-    api::{ApiError, MemberInfo},
+    api::{ApiError, MemberInfo, Presence},
     raft::{Member, Metrics, Raft, ServerId, ServerState, WatchReceiver, contact::LeaderContact},
     rpc::{
         method::{self, Method},
@@ -159,8 +159,7 @@ impl Contact {
                 http_address: member.http_address.clone(),
                 leader: leader == Some(*id),
                 voter: voters.contains(id),
-                alive: *id == self.id || self.heard_lately(*id),
-                was_heard: *id == self.id || self.was_heard(*id),
+                presence: self.presence(*id),
             })
             .collect()
     }
@@ -178,6 +177,16 @@ impl Contact {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         metrics.membership_config.log_id().as_ref().map_or(0, |id| id.index)
+    }
+
+    fn presence(&self, id: ServerId) -> Presence {
+        if id == self.id || self.heard_lately(id) {
+            Presence::Alive
+        } else if self.was_heard(id) {
+            Presence::Lost
+        } else {
+            Presence::NeverHeard
+        }
     }
 
     /// Whether a peer answered a probe lately.
@@ -212,7 +221,7 @@ impl Contact {
     pub(super) fn census(&self) -> Census {
         let metrics = self.raft.metrics().borrow_watched().clone();
         let is_alive = |id: &ServerId| *id == self.id || self.heard_lately(*id);
-        Census::of(&metrics.membership_config.membership().get_joint_config(), is_alive)
+        Census::of(metrics.membership_config.membership().get_joint_config(), is_alive)
     }
 
     /// Whether this server or a peer is known to have no room on its disk.

@@ -170,7 +170,7 @@ pub(super) async fn watch(leaver: Leaver) {
     let Leaver { contact, cluster, lifecycle, disk } = leaver;
     let mut stop = lifecycle.stopping();
     // Changes with the members and with who leads, so that none of them is missed.
-    let mut changes = contact.raft.server_metrics();
+    let mut server_metrics = contact.raft.server_metrics();
     loop {
         let own = standing(&contact, contact.id, &contact.settings.rpc_address);
         if own.is_listed {
@@ -194,7 +194,7 @@ pub(super) async fn watch(leaver: Leaver) {
             ));
             return;
         }
-        let pause = rt::timeout(PEER_CHECK, changes.changed());
+        let pause = rt::timeout(PEER_CHECK, server_metrics.changed());
         rt::select! {
             biased;
             () = rt::until_true(&mut stop) => return,

@@ -279,8 +279,17 @@ impl Cluster {
 
     /// Lets a server stand still, with its connections open, or go on.
     pub(crate) fn freeze(&self, server: usize, still: bool) {
-        let signal = if still { Signal::STOP } else { Signal::CONT };
+        self.signal(server, if still { Signal::STOP } else { Signal::CONT });
+    }
+
+    /// Sends a server a signal.
+    pub(crate) fn signal(&self, server: usize, signal: Signal) {
         self.servers.servers()[server].member.signal(signal).unwrap();
+    }
+
+    /// A server's configuration file.
+    pub(crate) fn configuration(&self, server: usize) -> PathBuf {
+        self.servers.servers()[server].folder().join("server.toml")
     }
 
     /// Stops a server with SIGTERM and returns how it ended.
@@ -548,6 +557,11 @@ impl Agent {
     /// Kills the agent with SIGKILL; its tasks go on.
     pub(crate) fn kill(&mut self) {
         self.member.kill().unwrap();
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.member.signal(signal).unwrap();
     }
 
     /// The number of its process.

@@ -16,5 +16,6 @@ mod removal;
 mod reply_cutter;
 mod scheduling;
 mod shortages;
+mod signals;
 mod streams;
 mod traces;

@@ -1,4 +1,5 @@
 //! What servers say of themselves while no majority of them answers, and after it.
+#![expect(clippy::unwrap_used, clippy::float_cmp, clippy::cast_precision_loss, reason = "tests")]
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
 //! Servers that are taken out of their cluster.
+#![expect(clippy::unwrap_used, clippy::float_cmp, reason = "tests")]
 
 use serde_json::Value;
 

@@ -25,8 +25,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::api::{
-    Api, ApiError, Caller, MemberInfo, ReadMode, Sample, Snapshot, WorkerChange, WorkerInfo,
-    WorkerSettings, WorkerStatus, Workload, Written, payload,
+    Api, ApiError, Caller, MemberInfo, Presence, ReadMode, Sample, Snapshot, WorkerChange,
+    WorkerInfo, WorkerSettings, WorkerStatus, Workload, Written, payload,
 };
 
 const START_MS: u64 = 1_700_000_000_000;
@@ -321,8 +321,7 @@ impl Api for TestCluster {
             http_address: format!("10.0.0.{id}:4646"),
             leader,
             voter: true,
-            alive: id != 3,
-            was_heard: id != 3,
+            presence: if id == 3 { Presence::NeverHeard } else { Presence::Alive },
         };
         vec![member(1, true), member(2, false), member(3, false)]
     }

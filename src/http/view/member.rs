@@ -2,7 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::{api::MemberInfo, http::HttpOptions};
+use crate::{
+    api::{MemberInfo, Presence},
+    http::HttpOptions,
+};
 
 /// A server in `agent/members`.
 pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {
@@ -11,14 +14,14 @@ pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {
         "Name": member.name,
         "Addr": host,
         "Port": port,
-        "Status": if member.alive { "alive" } else { "failed" },
+        "Status": if member.presence == Presence::Alive { "alive" } else { "failed" },
         "Tags": {
             "role": "nomad",
             "region": options.region,
             "dc": options.datacenter,
             "id": member.id.to_string(),
             "voter": member.voter.to_string(),
-            "heard": member.was_heard.to_string(),
+            "heard": (member.presence != Presence::NeverHeard).to_string(),
             "build": crate::version::QUORATE,
             "port": port.to_string(),
             "rpc_addr": host,
