@@ -22,6 +22,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod disk;
+mod duration;
 mod forward;
 pub mod grpc;
 #[cfg(feature = "program")]
