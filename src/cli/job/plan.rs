@@ -67,7 +67,7 @@ pub(super) fn run(context: &Context, arguments: &PlanArgs) -> Outcome {
     }
     if answer.present("Diff").is_some() {
         let style = DiffStyle { colour: context.colours, verbose: arguments.verbose };
-        context.line(diff::lines(&answer["Diff"], style))?;
+        context.output.painted(&diff::lines(&answer["Diff"], style))?;
     }
     context.line(format!("Scheduler dry-run:\n{}", dry_run(&answer, context.now_nanoseconds())))?;
     print_warnings(context, Some(&file), &answer)?;
