@@ -42,6 +42,7 @@ pub mod rpc;
 pub mod rt;
 pub mod serve;
 pub mod server;
+mod server_name;
 pub mod storage;
 pub mod task;
 pub mod telemetry;

@@ -11,7 +11,10 @@ use serde_json::{Value, json};
 use super::{
     Context, answer::Answer, body::Fields, call::Call, error::Error, node_life, view, writes,
 };
-use crate::api::{MemberInfo, ReadMode, Written};
+use crate::{
+    api::{MemberInfo, ReadMode, Written},
+    server_name::ServerName,
+};
 
 /// Attempts at a change of node life that others change at the same time.
 const ATTEMPTS_MAX: usize = 4;
@@ -40,7 +43,9 @@ async fn transfer_leadership(call: Call) -> Result<Answer, Error> {
     let members = call.api.members();
     let to = match (call.parameter("id"), call.parameter("address")) {
         (Some(_), Some(_)) => return Err(Error::bad("give either id or address, not both")),
-        (Some(id), None) => Some(voter(&members, &format!("id {id}"), |m| m.id.to_string() == id)?),
+        (Some(id), None) => Some(voter(&members, &format!("id {id}"), |member| {
+            ServerName::parse(id) == Some(ServerName(member.id))
+        })?),
         (None, Some(address)) => {
             Some(voter(&members, &format!("address {address}"), |m| m.rpc_address == address)?)
         }
@@ -73,7 +78,7 @@ fn voter(
 }
 
 fn id_and_address(member: &MemberInfo) -> Value {
-    json!({ "ID": member.id.to_string(), "Address": member.rpc_address })
+    json!({ "ID": ServerName(member.id).to_string(), "Address": member.rpc_address })
 }
 
 async fn scheduler_configuration(call: Call) -> Result<Answer, Error> {

@@ -50,6 +50,7 @@ use crate::{
     },
     serve::{self, Door},
     server::{Core, Parts, RaftTiming, Settings, elastic::Providers},
+    server_name::ServerName,
     storage::{lock::DirectoryLock, shadow, wal},
     telemetry::Exporter,
 };
@@ -343,7 +344,7 @@ async fn run_until_stopped(
     open_files::raise();
     let server = Box::pin(RunningServer::start(config)).await?;
     tracing::info!(name = config.name, http = %server.http, rpc = %server.rpc,
-        server = %format!("{:x}", server.core.id), "server started");
+        server = %ServerName(server.core.id), "server started");
     let mut failed = server.core.failed();
     let why = tokio::select! {
         _ = terminate.recv() => None,

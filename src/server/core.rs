@@ -25,6 +25,7 @@ use super::{
     leading::Leading,
     lifecycle::Lifecycle,
     members::Contact,
+    said::Said,
     watchdog::Watched,
     worker::{self, Control, WorkerStats, Workplace},
 };
@@ -128,6 +129,7 @@ pub struct Core {
     pub(super) leading: Arc<Leading>,
     pub(super) reads: Reads,
     pub(crate) writes: Writes,
+    pub(super) said: Said,
     pub(super) reports: super::reports::Reports,
     pub(super) worker_stats: Arc<WorkerStats>,
     pub(super) workers: Arc<Control>,
@@ -211,6 +213,7 @@ impl Core {
                 leading: Arc::clone(&leading),
                 providers: Arc::clone(&providers),
             },
+            said: Said::default(),
             cell,
             contact,
             lifecycle,

@@ -20,6 +20,7 @@ use crate::{
         transport::{Lane, Transport, call},
     },
     rt::{self, watch},
+    server_name::ServerName,
 };
 
 /// A leader that was silent for less than this is still shown as leader.
@@ -178,7 +179,10 @@ impl Contact {
         let target = match to {
             Some(to) if voters.contains(&to) => Some(to),
             Some(to) => {
-                return Err(ApiError::Invalid(format!("{to:x} is not a voter of this cluster")));
+                return Err(ApiError::Invalid(format!(
+                    "{} is not a voter of this cluster",
+                    ServerName(to)
+                )));
             }
             None => replication
                 .iter()

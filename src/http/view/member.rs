@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{api::MemberInfo, http::HttpOptions};
+use crate::{api::MemberInfo, http::HttpOptions, server_name::ServerName};
 
 /// A server in `agent/members`.
 pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {
@@ -16,7 +16,7 @@ pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {
             "role": "nomad",
             "region": options.region,
             "dc": options.datacenter,
-            "id": member.id.to_string(),
+            "id": ServerName(member.id).to_string(),
             "build": crate::version::QUORATE,
             "port": port.to_string(),
             "rpc_addr": host,
@@ -35,7 +35,7 @@ pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {
 /// A server in the Raft configuration.
 pub(crate) fn raft_server(member: &MemberInfo) -> Value {
     json!({
-        "ID": member.id.to_string(),
+        "ID": ServerName(member.id).to_string(),
         "Node": member.name,
         "Address": member.rpc_address,
         "Leader": member.leader,
