@@ -141,7 +141,9 @@ impl Server {
 
 fn run(arguments: &str, variable: &dyn Fn(&str) -> Option<String>) -> Ran {
     let output = Arc::new(Output::memory(false));
-    let words = std::iter::once("quorate").chain(arguments.split(' ')).map(Into::into).collect();
+    let words =
+        std::iter::once("quorate").chain(arguments.split(' ').filter(|word| !word.is_empty()));
+    let words = words.map(Into::into).collect();
     let code = entry::run(words, variable, &output, |context| {
         context.now = || UNIX_EPOCH + Duration::from_hours(492_312);
         context.poll_interval = Duration::from_millis(1);
@@ -942,7 +944,18 @@ fn help_and_usage() {
     let ran = run("job stats", &|_| None);
     assert_eq!(ran.code, 1);
     assert!(ran.err.starts_with("Error: unrecognized subcommand 'stats'"), "{}", ran.err);
-    assert_eq!(run("version", &|_| None).out, format!("Quorate v{}\n", crate::version::QUORATE));
+    let first = format!("Quorate v{}\n", crate::version::QUORATE);
+    assert_eq!(run("-version", &|_| None).out, first);
+    // Of a test nobody says what it was built of.
+    let rest = format!(
+        "Commit     = unknown\nBuild Date = unknown\nGeneration = {}\nSpeaks     = Nomad {}\n",
+        fsm::GENERATION,
+        crate::version::NOMAD
+    );
+    assert_eq!(run("version", &|_| None).out, first + &rest);
+    let shown: Value = serde_json::from_str(&run("version -json", &|_| None).out).unwrap();
+    assert_eq!(shown["Generation"], json!(fsm::GENERATION));
+    assert_eq!(shown["Commit"], Value::Null);
     assert_eq!(run("up --servers 4", &|_| None).code, 1);
 }
 

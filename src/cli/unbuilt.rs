@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use super::argv::KnownFlags;
 
 /// Commands, or the first words of several, and what to do instead.
-const COMMANDS: [(&str, &str); 59] = [
+const COMMANDS: [(&str, &str); 58] = [
     (
         "acl",
         "there is no access control: let only those reach the API who may use it (SECURITY.md)",
@@ -27,7 +27,6 @@ const COMMANDS: [(&str, &str); 59] = [
     ("eval-status", "write `eval status`"),
     ("exec", "use a shell on the node: `alloc status` names it and `alloc fs` shows its folders"),
     ("fmt", "any formatter for HCL will do"),
-    ("help", "write -help behind a command"),
     ("init", "begin with a file of examples/"),
     ("job action", "run the command in a batch job"),
     ("job init", "begin with a file of examples/"),
@@ -69,7 +68,7 @@ const COMMANDS: [(&str, &str); 59] = [
     ("operator snapshot", "keep copies of the servers' data folders (docs/operations.md)"),
     ("operator utilization", "GET /v1/metrics counts what is used"),
     ("plugin", "there are no volumes: use folders of the host"),
-    ("quota", "limit a node pool, or a job's `count`"),
+    ("quota", "set the `count` of jobs, and the `max` of an instance pool"),
     ("recommendation", "`alloc status -stats` shows what a task uses"),
     ("sentinel", "check files before `job run`, for example with `job validate`"),
     ("server force-leave", "a dead server is replaced by one that joins (docs/operations.md)"),

@@ -25,6 +25,7 @@ use crate::{
     rpc::{method, words},
     rt::{self, watch},
     server_name::ServerName,
+    version::Build,
 };
 
 /// Time a call to the leader on behalf of an agent may take.
@@ -157,14 +158,14 @@ impl Api for Core {
         ];
         let quorate = [
             ("server", self.contact.leads().map_or("follower", |_| "leader").to_owned()),
-            ("version", crate::version::QUORATE.to_owned()),
             ("cluster_id", self.cluster_id().unwrap_or_default()),
             ("server_id", ServerName(self.id).to_string()),
         ];
         let group = |list: &[(&str, String)]| -> BTreeMap<_, _> {
             list.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
         };
-        let quorate = group(&quorate);
+        let mut quorate = group(&quorate);
+        quorate.extend(group(&Build::own().facts()));
         BTreeMap::from([("raft".to_owned(), group(&raft)), ("quorate".to_owned(), quorate)])
     }
 
