@@ -392,7 +392,7 @@ fn a_healthy_life_logs_no_error_and_names_what_people_asked() {
     let mut cluster = Cluster::start(Options::new(3));
     let agent = cluster.agent("one", None);
     let leader = cluster.leader();
-    cluster.client(leader).put("/v1/jobs", &json!({ "Job": stored_job("kept", "1") })).ok();
+    cluster.client(leader).put("/v1/jobs", &stored_job("kept", "1")).ok();
     let to = cluster.others(&[leader])[0];
     let transfer = format!("/v1/operator/raft/transfer-leadership?address={}", cluster.rpc(to));
     cluster.client(leader).put(&transfer, &Value::Null).ok();
