@@ -22,6 +22,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod disk;
+mod duration;
 mod forward;
 pub mod grpc;
 #[cfg(feature = "program")]
@@ -43,6 +44,7 @@ pub mod rpc;
 pub mod rt;
 pub mod serve;
 pub mod server;
+mod server_name;
 mod signals;
 pub mod storage;
 pub mod task;

@@ -51,6 +51,13 @@ fn explain(memory: *mut u8, bytes: usize) -> *mut u8 {
     memory
 }
 
+/// Read here alone and by the compiler, so that another commit compiles this file again and not the library. See CONTRIBUTING.md.
+const BUILD: quorate::version::Build = quorate::version::Build {
+    commit: option_env!("QUORATE_COMMIT"),
+    date: option_env!("QUORATE_BUILD_DATE"),
+};
+
 fn main() -> ExitCode {
+    BUILD.set();
     quorate::cli::entry::main()
 }

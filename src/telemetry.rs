@@ -128,8 +128,15 @@ pub fn set_level(name: &str) -> Result<LogLevel, LevelError> {
 
 fn filter_of(level: LogLevel) -> EnvFilter {
     // openraft warns ten times a second about a peer that is down; what matters of it is logged
-    // here as well.
-    let quiet = if matches!(level, LogLevel::Trace) { "debug" } else { "error" };
+    // here as well. Its `raft` modules are the calls of ours: they return each error that they log,
+    // and log as errors that a call was given up or came while Raft stopped. What goes wrong in
+    // Raft itself or in storage is logged by other modules.
+    let quiet = match level {
+        LogLevel::Trace => "openraft=debug",
+        LogLevel::Error | LogLevel::Warn | LogLevel::Info | LogLevel::Debug => {
+            "openraft=error,openraft::raft=off"
+        }
+    };
     // Thousands of simulated allocations are for those who ask for them.
     let simulated = match level {
         LogLevel::Debug | LogLevel::Trace => "info",
@@ -137,7 +144,7 @@ fn filter_of(level: LogLevel) -> EnvFilter {
     };
     let level = level.as_str();
     EnvFilter::new(format!(
-        "{level},openraft={quiet},quorate::agent::simulate={simulated},sled=warn,h2=warn,\
+        "{level},{quiet},quorate::agent::simulate={simulated},sled=warn,h2=warn,\
          hyper=warn,tower=warn"
     ))
 }

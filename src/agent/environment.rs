@@ -261,7 +261,8 @@ mod tests {
             "Name": "g",
             "Networks": [{"DynamicPorts": [{"Label": "a-b"}]}],
             "Tasks": [{
-                "Name": "t", "Driver": "raw_exec", "Meta": {"x-y.z": "1"}, "Config": {"args": args},
+                "Name": "t", "Driver": "raw_exec", "Meta": {"x-y.z": "1"},
+                "Config": {"command": "x", "args": args},
             }],
         }]});
         let warnings = crate::jobspec::to_spec(&job).expect("a valid job").warnings;

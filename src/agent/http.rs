@@ -109,9 +109,16 @@ impl Files {
     }
 }
 
+/// Whether a server asks for this start because another one wants to register as this node. A server asks the first time after each restart at
+/// the same address, and then means the start before.
+fn has_rival(start: Option<[u8; 16]>, rival: &str, meant: &str) -> bool {
+    let meant = meant.parse::<fsm::NodeId>().ok().map(|id| id.0);
+    !rival.is_empty() && meant.is_some() && meant == start
+}
+
 /// Says that the agent lives, and by its start which one it is.
-fn health(start: Option<[u8; 16]>, rival: &str) -> serde_json::Value {
-    if !rival.is_empty() {
+fn health(start: Option<[u8; 16]>, rival: &str, meant: &str) -> serde_json::Value {
+    if has_rival(start, rival, meant) {
         tracing::warn!(
             rival,
             "another agent wants to register as this node: its folder is a copy of this agent's. It is refused while this agent runs"
@@ -123,8 +130,9 @@ fn health(start: Option<[u8; 16]>, rival: &str) -> serde_json::Value {
 
 /// Serves for ever. `start` is the nonce of this start of the agent.
 pub(crate) async fn serve(door: Door, start: Option<[u8; 16]>, files: Option<Files>) {
-    let health =
-        get(move |query: Parameters| async move { Json(health(start, query.text("rival"))) });
+    let health = get(move |query: Parameters| async move {
+        Json(health(start, query.text("rival"), query.text("start")))
+    });
     let live = get(async || Json(json!({ "client": { "ok": true, "message": "ok" } })));
     let router = Router::new().route("/v1/agent/health", health).route("/v1/agent/live", live);
     let router = match files {
@@ -203,6 +211,17 @@ mod tests {
         assert_eq!(connections_max(1_024), 256);
         assert_eq!(connections_max(u64::MAX), 1_024);
         assert_eq!(connections_max(0), 4);
+    }
+
+    #[test]
+    fn only_the_start_that_is_meant_has_a_rival() {
+        let (own, before) = ([1; 16], [2; 16]);
+        let meant = |start: [u8; 16]| fsm::NodeId(start).to_string();
+        assert!(has_rival(Some(own), "10.0.0.1:1", &meant(own)));
+        assert!(!has_rival(Some(own), "10.0.0.1:1", &meant(before)), "a restart");
+        assert!(!has_rival(Some(own), "", &meant(own)), "somebody looks at its health");
+        assert!(!has_rival(Some(own), "10.0.0.1:1", ""));
+        assert!(!has_rival(None, "10.0.0.1:1", ""), "an agent without a start");
     }
 
     #[tokio::test]

@@ -87,6 +87,16 @@ pub enum Presence {
     Lost,
 }
 
+/// Two starts of an agent that are one node.
+pub struct Rivalry {
+    /// Where the start that registered last is asked.
+    pub address: String,
+    /// That start. After a restart at the same address another one answers.
+    pub start: [u8; 16],
+    /// Where the start that registers now serves.
+    pub newcomer: String,
+}
+
 /// A running server, as its edges see it.
 pub trait Api: Send + Sync + 'static {
     /// A snapshot in the given mode, at least at `index_min`, within `timeout`.

@@ -52,6 +52,15 @@ pub(crate) fn normalise(
     result
 }
 
+/// `quorate help job run` as `quorate job run --help`.
+pub(crate) fn help_last(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    if arguments.get(1).is_some_and(|word| word == "help") {
+        arguments.remove(1);
+        arguments.push("--help".into());
+    }
+    arguments
+}
+
 fn normalise_word(argument: OsString, known: &KnownFlags) -> Option<OsString> {
     let Some(text) = argument.to_str() else { return Some(argument) };
     let Some(word) = text.strip_prefix("--").or_else(|| text.strip_prefix('-')) else {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use serde_json::json;
 
 use super::alloc::AllocCommand;
 use super::capacity::CapacityCommand;
@@ -22,7 +23,7 @@ use super::job::JobCommand;
 use super::namespace::NamespaceCommand;
 use super::node::NodeCommand;
 use super::operator::OperatorCommand;
-use super::output::Output;
+use super::output::{Output, pairs};
 use super::pool::PoolCommand;
 use super::provider::ProviderCommand;
 use super::scaling::ScalingCommand;
@@ -33,6 +34,7 @@ use super::{
     node, operator, pool, process, provider, scaling, server, status, system, unbuilt, up,
 };
 use crate::bench::BenchCommand;
+use crate::version::Build;
 
 const EXAMPLES: &str = "Examples:
   quorate up examples/web.hcl     three servers, an agent and a job on this machine
@@ -135,8 +137,11 @@ enum Command {
     /// As `alloc fs`
     #[command(hide = true)]
     Fs(alloc::FsArgs),
-    /// Print the version
-    Version,
+    /// Print the version, the commit and the generation of the data
+    #[command(
+        after_help = "Examples:\n  quorate version\n  quorate version -json\n\nServers and agents work together, and a data folder can be opened, within one generation."
+    )]
+    Version(VersionArgs),
     /// Run one task for an agent
     #[command(hide = true)]
     Executor {
@@ -146,6 +151,14 @@ enum Command {
     /// A small web server for trying things out
     #[command(hide = true)]
     DemoWeb(DemoWebArgs),
+}
+
+/// Flags of `version`.
+#[derive(Debug, clap::Args)]
+struct VersionArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 impl Command {
@@ -178,7 +191,7 @@ impl Command {
             | Self::Agent(_)
             | Self::Bench(_)
             | Self::Provider(_)
-            | Self::Version
+            | Self::Version(_)
             | Self::Executor { .. }
             | Self::DemoWeb(_) => false,
         }
@@ -247,6 +260,7 @@ pub(super) fn parse(
 ) -> anyhow::Result<Option<CommandLine>> {
     let command = CommandLine::command();
     let known = argv::known_flags(&command);
+    let arguments = argv::help_last(arguments);
     // Before the parser, which takes the letters of an unknown flag for flags of their own.
     if let Some(text) = unbuilt::refusal(&arguments, &known) {
         anyhow::bail!("{text}");
@@ -261,8 +275,13 @@ pub(super) fn parse(
             output.line(version())?;
             Ok(None)
         }
-        Err(error) if !error.use_stderr() => {
-            output.bytes(error.to_string().as_bytes())?;
+        // No command at all is a question; a command that lacks a word is a mistake.
+        Err(error)
+            if !error.use_stderr()
+                || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+                    && arguments.len() < 2 =>
+        {
+            output.help(&error.to_string())?;
             Ok(None)
         }
         Err(error) => {
@@ -305,15 +324,35 @@ fn dispatch(context: &Context, line: CommandLine) -> Outcome {
         Command::Validate(arguments) => job::run(context, &JobCommand::Validate(arguments)),
         Command::Logs(arguments) => alloc::run(context, &AllocCommand::Logs(arguments)),
         Command::Fs(arguments) => alloc::run(context, &AllocCommand::Fs(arguments)),
-        Command::Version => {
-            context.line(version())?;
-            Ok(Exit::Success)
-        }
+        Command::Version(arguments) => print_version(context, &arguments),
         Command::Executor { .. } => {
             anyhow::bail!("executor takes no flags before its name; it is started by an agent")
         }
         Command::DemoWeb(arguments) => demo_web::run(context, &arguments),
     }
+}
+
+fn print_version(context: &Context, arguments: &VersionArgs) -> Outcome {
+    let build = Build::own();
+    if arguments.json {
+        context.output.json(&json!({
+            "Version": crate::version::QUORATE,
+            "Commit": build.commit,
+            "BuildDate": build.date,
+            "Generation": fsm::GENERATION,
+            "NomadVersion": crate::version::NOMAD,
+        }))?;
+        return Ok(Exit::Success);
+    }
+    let [_, (_, commit), (_, date), (_, generation)] = build.facts();
+    let rows = [
+        ("Commit", commit),
+        ("Build Date", date),
+        ("Generation", generation),
+        ("Speaks", format!("Nomad {}", crate::version::NOMAD)),
+    ];
+    context.line(format!("{}\n{}", version(), pairs(&rows)))?;
+    Ok(Exit::Success)
 }
 
 fn version() -> String {

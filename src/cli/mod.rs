@@ -37,6 +37,7 @@ mod signal;
 mod stats;
 mod status;
 mod system;
+mod table;
 mod time;
 mod unbuilt;
 mod up;

@@ -1,5 +1,7 @@
 //! The only place that prints: lines, tables, JSON, and a block of lines that is drawn anew when it changes.
 //!
+//! Names come from other people: a control character in one is shown as an escape, whatever prints it. Only logs and files (`bytes`) are as they are.
+//!
 //! Results go to standard output, advice and errors to standard error. Must never panic on a closed pipe: a failed write is an
 //! `io::Error` that ends the command quietly (`quorate job status | head`).
 
@@ -8,12 +10,12 @@ use std::sync::Mutex;
 
 use serde_json::Value;
 
+use super::table::{escaped, escaped_json, escaped_line, fit_terminal, help};
+pub(crate) use super::table::{pairs, table};
 use super::view::Fields;
 
 const KIB: f64 = 1024.0;
 const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-/// Shown for an empty cell.
-const EMPTY_CELL: &str = "<none>";
 /// Digits of an id shown without `-verbose`.
 const SHORT_ID_BYTES: usize = 8;
 const UUID_BYTES: usize = 36;
@@ -57,6 +59,9 @@ impl Output {
     /// Prints to this process's standard streams.
     pub(crate) fn process() -> Self {
         let terminal = io::stdout().is_terminal();
+        if terminal {
+            fit_terminal();
+        }
         Self { sink: Mutex::new(Sink::Process), terminal, block_lines: Mutex::new(0) }
     }
 
@@ -90,12 +95,22 @@ impl Output {
 
     /// Prints text and a line break.
     pub(crate) fn line(&self, text: impl AsRef<str>) -> io::Result<()> {
-        self.bytes(format!("{}\n", text.as_ref()).as_bytes())
+        self.painted(&escaped(text.as_ref()))
+    }
+
+    /// As [`Self::line`], of a text with colours, whose author has escaped the names in it.
+    pub(crate) fn painted(&self, text: &str) -> io::Result<()> {
+        self.bytes(format!("{text}\n").as_bytes())
+    }
+
+    /// Prints help.
+    pub(crate) fn help(&self, text: &str) -> io::Result<()> {
+        self.bytes(help(text).as_bytes())
     }
 
     /// Prints JSON, indented.
     pub(crate) fn json(&self, value: &Value) -> io::Result<()> {
-        self.line(format!("{value:#}"))
+        self.painted(&escaped_json(&format!("{value:#}")))
     }
 
     /// Prints bytes as they are.
@@ -113,7 +128,7 @@ impl Output {
 
     /// Prints a line of advice or an error to standard error; nobody reading it is not an error.
     pub(crate) fn advice(&self, text: impl AsRef<str>) {
-        let text = text.as_ref();
+        let text = escaped(text.as_ref());
         match &mut *self.sink() {
             Sink::Process => writeln!(io::stderr().lock(), "{text}").ok(),
             #[cfg(test)]
@@ -125,7 +140,8 @@ impl Output {
     pub(crate) fn block(&self, lines: &[String]) -> io::Result<()> {
         self.clear_block()?;
         // Without line wrap a long line stays one line, so that the count below is what the cursor goes up.
-        let text = format!("\x1b[?7l{}\n\x1b[?7h", lines.join("\n"));
+        let shown: Vec<_> = lines.iter().map(|line| escaped_line(line)).collect();
+        let text = format!("\x1b[?7l{}\n\x1b[?7h", shown.join("\n"));
         self.bytes(text.as_bytes())?;
         *self.block_lines.lock().expect("no thread panics while it prints") = lines.len();
         Ok(())
@@ -135,7 +151,8 @@ impl Output {
     pub(crate) fn clear_block(&self) -> io::Result<()> {
         let mut drawn = self.block_lines.lock().expect("no thread panics while it prints");
         if self.terminal && *drawn > 0 {
-            self.bytes(format!("\x1b[{}A\x1b[J", *drawn).as_bytes())?;
+            // From the first column, which the cursor has left where the terminal shows a key that was pressed (`^C`).
+            self.bytes(format!("\r\x1b[{}A\x1b[J", *drawn).as_bytes())?;
         }
         *drawn = 0;
         Ok(())
@@ -165,38 +182,6 @@ pub(crate) fn short_id(id: &str) -> String {
     id.chars().take(SHORT_ID_BYTES).collect()
 }
 
-/// A table: columns two spaces apart, as wide as their widest cell.
-pub(crate) fn table(headers: &[&str], rows: &[Vec<String>]) -> String {
-    let shown = |cell: &str| if cell.is_empty() { EMPTY_CELL.to_owned() } else { cell.to_owned() };
-    let mut lines: Vec<Vec<String>> =
-        vec![headers.iter().map(|header| (*header).to_owned()).collect()];
-    lines.extend(rows.iter().map(|row| row.iter().map(|cell| shown(cell)).collect()));
-    let widths: Vec<usize> = (0..headers.len())
-        .map(|column| {
-            let cells = lines.iter().filter_map(|line| line.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        })
-        .collect();
-    let line_text = |line: &Vec<String>| {
-        let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    lines.iter().map(line_text).collect::<Vec<_>>().join("\n")
-}
-
-/// `Name = value` lines with the equals signs below each other.
-pub(crate) fn pairs(pairs: &[(&str, String)]) -> String {
-    let width = pairs.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-    pairs
-        .iter()
-        .map(|(name, value)| {
-            let value = if value.is_empty() { EMPTY_CELL } else { value };
-            format!("{name:<width$} = {value}")
-        })
-        .collect::<Vec<_>>()
-        .join("\n")
-}
-
 /// `12 KiB`; one digit behind the point below ten.
 #[expect(clippy::cast_precision_loss, reason = "sizes are shown to two digits")]
 pub(crate) fn readable_bytes(bytes: i64) -> String {
@@ -214,24 +199,7 @@ pub(crate) fn readable_bytes(bytes: i64) -> String {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
-    use super::{Output, pairs, readable_bytes, table};
-
-    #[test]
-    fn tables_are_aligned() {
-        let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
-        assert_eq!(
-            table(
-                &["ID", "Status", "Node"],
-                &[row(["web", "running", ""]), row(["b", "dead", "n1"])]
-            ),
-            "ID   Status   Node\nweb  running  <none>\nb    dead     n1"
-        );
-        assert_eq!(table(&["ID"], &[]), "ID");
-        assert_eq!(
-            pairs(&[("ID", "web".to_owned()), ("Node Pool", String::new())]),
-            "ID        = web\nNode Pool = <none>"
-        );
-    }
+    use super::{Output, readable_bytes};
 
     #[test]
     fn block_is_redrawn_in_place_on_a_terminal() {
@@ -242,7 +210,7 @@ mod tests {
         output.line("event").unwrap();
         assert_eq!(
             output.printed().0,
-            "\x1b[?7la\nb\n\x1b[?7h\x1b[2A\x1b[J\x1b[?7lc\n\x1b[?7h\x1b[1A\x1b[Jevent\n"
+            "\x1b[?7la\nb\n\x1b[?7h\r\x1b[2A\x1b[J\x1b[?7lc\n\x1b[?7h\r\x1b[1A\x1b[Jevent\n"
         );
     }
 

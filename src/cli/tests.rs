@@ -141,7 +141,9 @@ impl Server {
 
 fn run(arguments: &str, variable: &dyn Fn(&str) -> Option<String>) -> Ran {
     let output = Arc::new(Output::memory(false));
-    let words = std::iter::once("quorate").chain(arguments.split(' ')).map(Into::into).collect();
+    let words =
+        std::iter::once("quorate").chain(arguments.split(' ').filter(|word| !word.is_empty()));
+    let words = words.map(Into::into).collect();
     let code = entry::run(words, variable, &output, |context| {
         context.now = || UNIX_EPOCH + Duration::from_hours(492_312);
         context.poll_interval = Duration::from_millis(1);
@@ -591,6 +593,38 @@ fn job_validate_and_history() {
 }
 
 #[test]
+fn what_a_server_says_of_a_job_is_shown_where_it_stands_in_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.hcl");
+    let source = "job \"web\" {\n  group \"g\" {\n    count = 1\n    task \"t\" {\n      driver = \"mock\"\n    }\n  }\n}\n";
+    std::fs::write(&path, source).unwrap();
+    let error = "Job.TaskGroups[0].Count: must be at least 2\nsomething else";
+    let warning = "Job.TaskGroups[0].Tasks[0].Driver: no node has it";
+    let answer = json!({"Warnings": warning, "Error": "", "ValidationErrors": []});
+    let server = Canned::default()
+        .fail("PUT /v1/jobs", 400, error)
+        .fail("PUT /v1/job/web/plan", 400, error)
+        .on(
+            "PUT /v1/validate/job",
+            &json!({"ValidationErrors": error.split('\n').collect::<Vec<_>>()}),
+        )
+        .on("PUT /v1/validate/job", &answer)
+        .start();
+    for command in ["run", "plan", "validate"] {
+        let ran = server.run(&format!("job {command} {}", path.display()));
+        assert_eq!(ran.code, if command == "plan" { 255 } else { 1 }, "{}", ran.err);
+        assert!(ran.err.contains("error: must be at least 2\n"), "{command}: {}", ran.err);
+        assert!(ran.err.contains("web.hcl:3:13\n"), "{command}: {}", ran.err);
+        assert!(ran.err.contains("something else\n"), "{command}: {}", ran.err);
+        assert!(!ran.err.contains("TaskGroups"), "{command}: {}", ran.err);
+    }
+    let ran = server.run(&format!("job validate {}", path.display()));
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.starts_with("Job Warnings:\nwarning: no node has it\n"), "{}", ran.out);
+    assert!(ran.out.contains("web.hcl:5:16\n"), "{}", ran.out);
+}
+
+#[test]
 fn a_namespace_in_the_file_goes_over_the_flag_also_to_validate() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("team.json");
@@ -910,7 +944,18 @@ fn help_and_usage() {
     let ran = run("job stats", &|_| None);
     assert_eq!(ran.code, 1);
     assert!(ran.err.starts_with("Error: unrecognized subcommand 'stats'"), "{}", ran.err);
-    assert_eq!(run("version", &|_| None).out, format!("Quorate v{}\n", crate::version::QUORATE));
+    let first = format!("Quorate v{}\n", crate::version::QUORATE);
+    assert_eq!(run("-version", &|_| None).out, first);
+    // Of a test nobody says what it was built of.
+    let rest = format!(
+        "Commit     = unknown\nBuild Date = unknown\nGeneration = {}\nSpeaks     = Nomad {}\n",
+        fsm::GENERATION,
+        crate::version::NOMAD
+    );
+    assert_eq!(run("version", &|_| None).out, first + &rest);
+    let shown: Value = serde_json::from_str(&run("version -json", &|_| None).out).unwrap();
+    assert_eq!(shown["Generation"], json!(fsm::GENERATION));
+    assert_eq!(shown["Commit"], Value::Null);
     assert_eq!(run("up --servers 4", &|_| None).code, 1);
 }
 

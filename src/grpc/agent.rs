@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status};
 
 use super::caller_of;
 use crate::{
-    api::{AgentApi, Answer, Caller, ReadMode, Way, Written},
+    api::{AgentApi, Answer, Caller, ReadMode, Rivalry, Way, Written},
     rpc::words,
     rt::mpsc,
 };
@@ -37,10 +37,8 @@ const TEXT_BYTES_MAX: usize = 4_096;
 /// Attributes or meta entries of a node.
 const MAP_MAX: usize = 1_000;
 
-/// Asks the agent at an address for its start; the second address is that of another agent, which
-/// wants to register as the same node.
-pub type AskStart =
-    Arc<dyn Fn(String, String) -> BoxFuture<'static, Option<[u8; 16]>> + Send + Sync>;
+/// Asks the agent at an address for its start.
+pub type AskStart = Arc<dyn Fn(Rivalry) -> BoxFuture<'static, Option<[u8; 16]>> + Send + Sync>;
 
 /// The gRPC service for node agents.
 #[derive(Clone)]
@@ -171,9 +169,12 @@ impl AgentService {
         if old == new || old == [0; 16] || known.http_address.is_empty() {
             return None;
         }
-        let address = known.http_address.to_string();
-        let answer = ask(address, description.http_address.to_string()).await;
-        (answer == Some(old)).then(|| known.http_address.clone())
+        let rivalry = Rivalry {
+            address: known.http_address.to_string(),
+            start: old,
+            newcomer: description.http_address.to_string(),
+        };
+        (ask(rivalry).await == Some(old)).then(|| known.http_address.clone())
     }
 
     /// Proposes what a heartbeat says of the machine, if that is new here. What does not become an entry comes again with the next

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::{Router, routing::get};
 use fsm::{
-    Command, EvaluationId, Extent, JobKey, Reply, State, Text,
+    Command, EvaluationId, Extent, JobKey, Rejection, Reply, State, Text,
     job::{DeregisterJob, EvaluateJob, ForcePeriodic, RegisterJob, Submission},
     limits::{LIST_MAX, SUBMISSION_BYTES_MAX},
     table::TableId,
@@ -21,9 +21,12 @@ use super::{
     call::{Call, Namespaces},
     deployment, dispatch,
     error::Error,
-    job_plan, job_versions, jobs_bridge, scaling, view, writes,
+    job_plan, job_versions, job_warnings, jobs_bridge, scaling, view, writes,
 };
-use crate::{api::Written, clock};
+use crate::{
+    api::{ReadMode, Written},
+    clock, jobspec,
+};
 
 const JOB_TABLES: &[TableId] = &[TableId::Jobs];
 const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocations];
@@ -291,8 +294,9 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
     }
     let converted = jobs_bridge::convert(&job).map_err(|errors| Error::bad(errors.join("\n")))?;
     let (submission, dropped) = submission_of(&fields)?;
-    let warnings: Vec<_> =
-        [converted.warnings].into_iter().filter(|text| !text.is_empty()).chain(dropped).collect();
+    let mut warnings = converted.warnings;
+    warnings.extend(dropped);
+    let spec = Arc::new(converted.spec);
     let command = Command::RegisterJob(RegisterJob {
         enforce_index,
         evaluation_priority,
@@ -300,9 +304,13 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
         submission: submission.map(Arc::new),
         preserve_counts: fields.flag("PreserveCounts")?,
         preserve_resources: fields.flag("PreserveResources")?,
-        ..RegisterJob::new(converted.spec.into(), call.evaluation_id())
+        ..RegisterJob::new(Arc::clone(&spec), call.evaluation_id())
     });
     let written = call.write(command).await?;
+    // The job is registered: that this server has no state to look at takes nothing of that back.
+    if let Ok(snapshot) = call.api.read(ReadMode::Stale, 0, call.options.timeout).await {
+        warnings.extend(job_warnings::of_cluster(&snapshot.state, &spec));
+    }
     let mut answer = job_reply(&written);
     answer["Warnings"] = warnings.join("\n").into();
     call.answer_write(&written, answer)
@@ -454,15 +462,29 @@ async fn parse(call: Call) -> Result<Answer, Error> {
 async fn validate(call: Call) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let job = job_of(&call, &Fields::of(&body)?)?;
-    let (errors, warnings) = match jobs_bridge::convert(&job) {
-        Ok(converted) => (Vec::new(), converted.warnings),
-        Err(errors) => (errors, String::new()),
+    let (errors, warnings, is_checked) = match jobs_bridge::convert(&job) {
+        Ok(converted) => {
+            let spec = Arc::new(converted.spec);
+            let state = call.read().await?.state;
+            let mut warnings = converted.warnings;
+            warnings.extend(job_warnings::of_cluster(&state, &spec));
+            let mut tasks = spec.groups.iter().flat_map(|group| &group.tasks);
+            let is_checked = tasks.all(|task| jobspec::driver_is_checked(&task.driver));
+            let command = RegisterJob::new(spec, EvaluationId(call.api.new_id()));
+            let errors = match job_plan::registered(&state, command) {
+                // That nothing may be registered now says nothing about the job.
+                Ok(_) | Err(Rejection::RegistrationDisabled) => Vec::new(),
+                Err(rejection) => vec![rejection.to_string()],
+            };
+            (errors, warnings, is_checked)
+        }
+        Err(errors) => (errors, Vec::new(), false),
     };
     let answer = json!({
-        "DriverConfigValidated": true,
+        "DriverConfigValidated": is_checked,
         "Error": errors.join("\n"),
         "ValidationErrors": errors,
-        "Warnings": warnings,
+        "Warnings": warnings.join("\n"),
     });
     call.answer(&answer, None)
 }

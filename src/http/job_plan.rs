@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use fsm::{
     Command, Evaluation, EvaluationId, EvaluationStatus, Index, Job, JobVersion, Metrics, Plan,
-    Proposal, Reply, State, Text,
+    Proposal, Rejection, Reply, State, Text,
     job::{JobSpec, RegisterJob},
     plan::Outcome,
     table::ChangeSet,
@@ -24,7 +24,7 @@ use super::{
     call::Call,
     error::Error,
     job::job_of,
-    jobs_bridge, view,
+    job_warnings, jobs_bridge, view,
 };
 use crate::{clock, jobspec};
 
@@ -67,6 +67,8 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
     let index = snapshot.state.index();
     let meta = Meta::of(&snapshot, index);
     let state = snapshot.state;
+    let mut warnings = converted.warnings;
+    warnings.extend(job_warnings::of_cluster(&state, &spec));
     let prediction = call.in_turn(ROWS, move || predict(&state, command, with_diff)).await?;
     let failed: Map<_, _> = prediction
         .failed
@@ -89,7 +91,7 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
         "Index": index,
         "JobModifyIndex": prediction.job_modify_index,
         "NextPeriodicLaunch": next_launch(&spec),
-        "Warnings": converted.warnings,
+        "Warnings": warnings.join("\n"),
     });
     call.answer(&answer, Some(meta))
 }
@@ -172,18 +174,18 @@ fn predict(state: &State, command: RegisterJob, with_diff: bool) -> Result<Predi
 fn child_of(state: &State, parent: &JobSpec, evaluation: EvaluationId) -> Result<State, Error> {
     let mut spec = JobSpec { periodic: None, parameterized: None, ..parent.clone() };
     spec.key.id = format!("{}\u{0}", spec.key.id).into();
-    registered(state, RegisterJob::new(Arc::new(spec), evaluation))
+    Ok(registered(state, RegisterJob::new(Arc::new(spec), evaluation))?)
 }
 
 /// The state with a registration, as `apply` would take it.
-fn registered(state: &State, command: RegisterJob) -> Result<State, Error> {
+pub(super) fn registered(state: &State, command: RegisterJob) -> Result<State, Rejection> {
     let mut trial = state.clone();
     let command = Command::RegisterJob(command);
     let proposal = Proposal { at: state.at(), epoch: None, request: None, command };
     let index = state.index().saturating_add(1);
     let applied = trial.apply(index, state.term(), &proposal, &mut ChangeSet::trial());
     if let Reply::Rejected(rejection) = applied.reply {
-        return Err(rejection.into());
+        return Err(rejection);
     }
     Ok(trial)
 }

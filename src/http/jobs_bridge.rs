@@ -13,8 +13,8 @@ use crate::{
 pub(crate) struct Converted {
     /// The spec.
     pub(crate) spec: JobSpec,
-    /// Warnings, one on each line.
-    pub(crate) warnings: String,
+    /// Warnings, each one line.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Converts a job; the errors are one text per field.
@@ -24,7 +24,7 @@ pub(crate) fn convert(job: &Value) -> Result<Converted, Vec<String>> {
             let now_s = clock::wall_s();
             jobspec::check_to_come(&conversion.spec, now_s)
                 .map_err(|error| vec![error.to_string()])?;
-            Ok(Converted { spec: conversion.spec, warnings: conversion.warnings.join("\n") })
+            Ok(Converted { spec: conversion.spec, warnings: conversion.warnings })
         }
         Err(errors) => Err(errors.iter().map(ToString::to_string).collect()),
     }

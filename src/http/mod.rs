@@ -29,6 +29,7 @@ mod job;
 mod job_bodies;
 mod job_plan;
 mod job_versions;
+mod job_warnings;
 mod jobs_bridge;
 mod list;
 mod mass_loss;

@@ -14,7 +14,10 @@ use serde_json::{Value, json};
 use super::{
     Context, answer::Answer, body::Fields, call::Call, error::Error, node_life, view, writes,
 };
-use crate::api::{MemberInfo, ReadMode, Written};
+use crate::{
+    api::{MemberInfo, ReadMode, Written},
+    server_name::ServerName,
+};
 
 /// Attempts at a change of node life that others change at the same time.
 const ATTEMPTS_MAX: usize = 4;
@@ -77,7 +80,8 @@ fn named<'a>(call: &Call, members: &'a [MemberInfo]) -> Result<Option<&'a Member
         (Some(_), Some(_)) => return Err(Error::bad("give either id or address, not both")),
         (None, None) => return Ok(None),
         (Some(id), None) => {
-            (format!("id {id}"), members.iter().find(|member| member.id.to_string() == id))
+            let is_it = |member: &&MemberInfo| ServerName::parse(id) == Some(ServerName(member.id));
+            (format!("id {id}"), members.iter().find(is_it))
         }
         (None, Some(address)) => (
             format!("address {address}"),
@@ -88,7 +92,7 @@ fn named<'a>(call: &Call, members: &'a [MemberInfo]) -> Result<Option<&'a Member
 }
 
 fn id_and_address(member: &MemberInfo) -> Value {
-    json!({ "ID": member.id.to_string(), "Address": member.rpc_address })
+    json!({ "ID": ServerName(member.id).to_string(), "Address": member.rpc_address })
 }
 
 async fn scheduler_configuration(call: Call) -> Result<Answer, Error> {

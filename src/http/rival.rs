@@ -11,29 +11,33 @@ use futures_util::{FutureExt, future::BoxFuture};
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, time::timeout};
 
+use crate::api::Rivalry;
+
 /// How long an agent may take to answer. One that has ended refuses the connection at once.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest answer, bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// The start of the agent at an address, as it names it. `newcomer` is where the other agent serves,
-/// for the log of the one that is asked.
-pub fn start_at(address: String, newcomer: String) -> BoxFuture<'static, Option<[u8; 16]>> {
+/// The start of the agent at an address, as it names it. It is told which start is meant and where the other
+/// one serves: if it is meant, it logs that.
+pub fn start_at(rivalry: Rivalry) -> BoxFuture<'static, Option<[u8; 16]>> {
     async move {
-        let asked = timeout(ANSWER_TIMEOUT, ask(&address, &newcomer)).await;
+        let asked = timeout(ANSWER_TIMEOUT, ask(&rivalry)).await;
         asked.ok()?.inspect_err(|error| {
-            tracing::debug!(address, %error, "the agent of a node's last start does not answer");
+            tracing::debug!(address = rivalry.address, %error, "the agent of a node's last start does not answer");
         }).ok()?
     }
     .boxed()
 }
 
-async fn ask(address: &str, newcomer: &str) -> anyhow::Result<Option<[u8; 16]>> {
+async fn ask(rivalry: &Rivalry) -> anyhow::Result<Option<[u8; 16]>> {
+    let Rivalry { address, newcomer, start } = rivalry;
+    let start = fsm::NodeId(*start);
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(async move { drop(connection.await) });
-    let request = Request::get(format!("/v1/agent/health?rival={newcomer}"))
+    let request = Request::get(format!("/v1/agent/health?rival={newcomer}&start={start}"))
         .header("host", address)
         .body(Body::empty())?;
     let response = sender.send_request(request).await?;

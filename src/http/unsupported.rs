@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{Context, answer::Answer, call::Call, error::Error};
 
 /// Lists of things that cannot exist here.
-const EMPTY: [&str; 4] = ["/v1/volumes", "/v1/plugins", "/v1/services", "/v1/vars"];
+const EMPTY: [&str; 2] = ["/v1/volumes", "/v1/plugins"];
 
 const READ: MethodFilter = MethodFilter::GET;
 /// Nomad takes both for a write.
@@ -22,7 +22,7 @@ const READ_WRITE: MethodFilter = READ.or(WRITE);
 const ALL: MethodFilter = READ_WRITE.or(DELETE);
 
 /// Paths that are refused by name, with the methods that Nomad takes there.
-const REFUSED: [(&str, MethodFilter); 55] = [
+const REFUSED: [(&str, MethodFilter); 57] = [
     ("/.well-known/jwks.json", READ),
     ("/.well-known/openid-configuration", READ),
     ("/v1/acl/auth-method", WRITE),
@@ -69,7 +69,9 @@ const REFUSED: [(&str, MethodFilter); 55] = [
     ("/v1/plugin/csi/{id}", READ),
     ("/v1/service/{name}", READ),
     ("/v1/service/{name}/{id}", DELETE),
+    ("/v1/services", READ),
     ("/v1/var/{*path}", ALL),
+    ("/v1/vars", READ),
     ("/v1/volume/csi/{id}", ALL),
     ("/v1/volume/csi/{id}/{action}", ALL),
     ("/v1/volume/host/{id}", ALL),

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use super::{diagnostic::Sink, duration, schema::Kind};
+use super::{diagnostic::Sink, schema::Kind};
+use crate::duration;
 
 /// The value as the kind asks for it, or what is wanted.
 pub(super) fn typed(value: Value, kind: Kind) -> Result<Value, String> {

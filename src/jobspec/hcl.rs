@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::{
     coerce::{text_values, typed},
     diagnostic::Sink,
-    expression,
+    expression, quotes,
     schema::{self, CONDITION_SHORT_FORMS, Finish, Label, Shape, TASK_SCALING},
     suggest::did_you_mean,
 };
@@ -36,6 +36,10 @@ pub(super) fn body(source: &str, sink: &mut Sink<'_>) -> Option<Body> {
         Ok(body) => Some(body),
         Err(error) => {
             let at = error.location().offset();
+            if let Some((quote, message)) = quotes::unclosed(source) {
+                sink.error(quote..quote + 1, message);
+                return None;
+            }
             let hint =
                 if error.message().contains("expected `}`") { " (is a `}` missing?)" } else { "" };
             sink.error(at..at, format!("syntax error: {}{hint}", error.message()));

@@ -302,7 +302,14 @@ fn no_job_file_breaks_its_parser() {
         mutate(&mut bytes, &mut dice);
         let text = String::from_utf8_lossy(&bytes);
         if let Ok(job) = crate::jobspec::parse("job.hcl", &text) {
-            drop(crate::jobspec::to_spec(&job));
+            let errors = crate::jobspec::to_spec(&job).err().unwrap_or_default();
+            // As HCL and as JSON, which it is not: what has no place is shown all the same.
+            for file in ["job.hcl", "job.json"] {
+                let lines =
+                    errors.iter().map(|error| (crate::jobspec::Severity::Error, error.to_string()));
+                let (placed, others) = crate::jobspec::placed(file, &text, lines);
+                assert_eq!(placed.iter().count() + others.len(), errors.len(), "{placed}");
+            }
         }
         drop(crate::jobspec::parse_pool("pool.hcl", &text));
     });

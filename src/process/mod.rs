@@ -51,6 +51,7 @@ use crate::{
     },
     serve::{self, Door},
     server::{Core, Parts, RaftTiming, Settings, elastic::Providers},
+    server_name::ServerName,
     signals::{Asked, Signals},
     storage::{lock::DirectoryLock, shadow, wal},
     telemetry::Exporter,
@@ -345,7 +346,7 @@ async fn run_until_stopped(
     open_files::raise();
     let server = Box::pin(RunningServer::start(config)).await?;
     tracing::info!(name = config.name, http = %server.http, rpc = %server.rpc,
-        server = %format!("{:x}", server.core.id), "server started");
+        server = %ServerName(server.core.id), "server started");
     let mut failed = server.core.failed();
     let why = loop {
         tokio::select! {

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     rt::{self, watch},
+    server_name::ServerName,
     storage::snapshot_file::{self, Received, SnapshotDirectory},
 };
 
@@ -47,16 +48,17 @@ impl RaftService {
             return Err(Status::unavailable("this server has not joined a cluster yet"));
         };
         if header.cluster_id.as_ref() != cluster {
-            tracing::warn!(from = header.from, "refused a request of a peer of another cluster");
+            tracing::warn!(from = %ServerName(header.from), "refused a request of a peer of another cluster");
             return Err(Status::permission_denied(
                 "peer of another cluster: check bootstrap_expect and the data directories",
             ));
         }
         if header.to != self.id {
             return Err(Status::permission_denied(format!(
-                "the request is for server {:x}, this is {:x}: \
+                "the request is for server {}, this is {}: \
                  its data directory was replaced; join it anew",
-                header.to, self.id
+                ServerName(header.to),
+                ServerName(self.id)
             )));
         }
         Ok(())

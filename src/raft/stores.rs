@@ -70,7 +70,15 @@ impl Stores {
         let log_disk = Arc::new(WatchedDisk::new(Arc::clone(disk), log_calls.clone()));
         let (wal, writer, recovery) = Wal::open(log_disk, &directory.join("log"), options)
             .context("the log does not open")?;
-        tracing::info!(?recovery, "opened the log");
+        let cut = recovery.cut.as_ref();
+        tracing::info!(
+            entries = recovery.entries,
+            segments = recovery.segments,
+            cut_file = cut.map(|cut| cut.file.display().to_string()),
+            cut_at = cut.map(|cut| cut.offset),
+            last_batch_copied = recovery.copied,
+            "opened the log"
+        );
         check_continuity(machine.base_index(), &wal, directory)?;
         cut_what_was_replaced(&machine, &wal)?;
         keep_two_bases(&machine, &wal, &snapshots)

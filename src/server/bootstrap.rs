@@ -26,6 +26,7 @@ use crate::{
     raft::{Member, Membership, Metrics, ServerId, StoredMembership, WatchReceiver},
     rpc::method,
     rt::{self, watch},
+    server_name::ServerName,
 };
 
 const RETRY: Duration = Duration::from_millis(200);
@@ -69,14 +70,14 @@ pub(super) async fn join_cluster(newcomer: Newcomer) -> anyhow::Result<()> {
         match look_around(&contact, &own).await? {
             Found::Member(cluster) => {
                 own.adopt(cluster)?;
-                tracing::info!(cluster = ?own.name(), "found my cluster");
+                tracing::info!(cluster = own.name(), "found my cluster");
                 return Ok(());
             }
             Found::Stranger { cluster, address } => {
                 own.adopt(cluster)?;
                 match ask_to_join(&contact, &address).await {
                     Ok(()) => {
-                        tracing::info!(cluster = ?own.name(), "joined the cluster");
+                        tracing::info!(cluster = own.name(), "joined the cluster");
                         return Ok(());
                     }
                     Err(status) => say(&mut said, format!("cannot join yet: {}", status.message())),
@@ -232,7 +233,7 @@ async fn initialise(
     if own.get().is_none() {
         own.adopt(rt::random_id())?;
     }
-    tracing::info!(servers = members.len(), cluster = ?own.name(), "initialising the cluster");
+    tracing::info!(servers = members.len(), cluster = own.name(), "initialising the cluster");
     if let Err(error) = contact.raft.initialize(members).await {
         tracing::warn!(%error, "the cluster was not initialised");
     }
@@ -291,7 +292,8 @@ pub(super) async fn finish_membership(contact: &Contact) {
     let metrics = contact.raft.metrics().borrow_watched().clone();
     let membership = metrics.membership_config.membership();
     let Some(voters) = membership.get_joint_config().last().cloned() else { return };
-    tracing::warn!(?voters, "a change of the members was left half done: it is finished");
+    let names = ServerName::list(voters.iter().copied());
+    tracing::warn!(voters = names, "a change of the members was left half done: it is finished");
     if let Err(error) = contact.raft.change_membership(voters, false).await {
         tracing::debug!(%error, "the members could not be changed yet");
     }
@@ -306,7 +308,8 @@ pub(super) async fn remove_replaced(contact: &Contact, elsewhere: &[(ServerId, S
     if replaced.is_empty() {
         return;
     }
-    tracing::warn!(servers = ?replaced, "servers that were replaced before they voted are taken out");
+    let names = ServerName::list(replaced.iter().copied());
+    tracing::warn!(servers = names, "servers that were replaced before they voted are taken out");
     let change = openraft::ChangeMembers::RemoveNodes(replaced);
     if let Err(error) = contact.raft.change_membership(change, false).await {
         tracing::debug!(%error, "the members could not be changed yet");
@@ -367,7 +370,8 @@ pub(super) async fn admit(contact: &Contact, request: pb::JoinRequest) -> Result
         .map(|(other, _)| *other)
         .collect();
     if !replaced.is_empty() {
-        tracing::warn!(old = ?replaced, new = id, address = request.rpc_address,
+        let old = ServerName::list(replaced.iter().copied());
+        tracing::warn!(old, new = %ServerName(id), address = request.rpc_address,
             "a server with an empty disk takes the place of an old one");
     }
     let change = openraft::ChangeMembers::Batch(vec![
@@ -379,7 +383,7 @@ pub(super) async fn admit(contact: &Contact, request: pb::JoinRequest) -> Result
         .change_membership(change, false)
         .await
         .map_err(|error| failed(error.to_string()))?;
-    tracing::info!(server = %format!("{id:x}"), "a server joined as a voter");
+    tracing::info!(server = %ServerName(id), "a server joined as a voter");
     Ok(())
 }
 

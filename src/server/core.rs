@@ -26,6 +26,7 @@ use super::{
     lifecycle::Lifecycle,
     members::Contact,
     removal::Leaver,
+    said::Said,
     watchdog::Watched,
     worker::{self, Control, WorkerStats, Workplace},
 };
@@ -127,6 +128,7 @@ pub struct Core {
     pub(super) leading: Arc<Leading>,
     pub(super) reads: Reads,
     pub(crate) writes: Writes,
+    pub(super) said: Said,
     pub(super) reports: super::reports::Reports,
     pub(super) worker_stats: Arc<WorkerStats>,
     pub(super) workers: Arc<Control>,
@@ -212,6 +214,7 @@ impl Core {
                 leading: Arc::clone(&leading),
                 providers: Arc::clone(&providers),
             },
+            said: Said::default(),
             cell,
             contact,
             lifecycle,

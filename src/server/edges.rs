@@ -12,7 +12,7 @@ use tonic::Status;
 
 use super::{
     access::read_index, bootstrap, core::Core, digests, gauges::gauges, leadership::LeaderServices,
-    removal, services,
+    removal, said, services,
 };
 use crate::{
     api::{
@@ -24,6 +24,8 @@ use crate::{
     raft::{ServerState, WatchReceiver},
     rpc::{method, words},
     rt::{self, watch},
+    server_name::ServerName,
+    version::Build,
 };
 
 /// Time a call to the leader on behalf of an agent may take.
@@ -52,9 +54,9 @@ impl Api for Core {
             senders::check_caller(caller, &command).inspect_err(|error| {
                 tracing::warn!(%caller, %error, "refused a command");
             })?;
+            let asked = said::asked(&command);
             let written = self.writes.write(command, request, timeout).await;
-            let index = written.as_ref().map(|written| written.index);
-            tracing::debug!(%caller, ?index, "a write");
+            self.said.command(caller, asked, &written);
             written
         }
         .boxed()
@@ -145,7 +147,8 @@ impl Api for Core {
         async move {
             let settings = self.workers.set(change).await;
             let kinds: Vec<_> = settings.kinds.iter().map(|kind| kind.name()).collect();
-            tracing::info!(%caller, workers = settings.number, ?kinds, "workers are set");
+            let kinds = kinds.join(", ");
+            tracing::info!(%caller, workers = settings.number, kinds, "workers are set");
             settings
         }
         .boxed()
@@ -177,14 +180,15 @@ impl Api for Core {
         ];
         let quorate = [
             ("server", if leads { "leader" } else { "follower" }.to_owned()),
-            ("version", crate::version::QUORATE.to_owned()),
             ("cluster_id", self.cluster_id().unwrap_or_default()),
-            ("server_id", format!("{:x}", self.id)),
+            ("server_id", ServerName(self.id).to_string()),
         ];
-        let group = |list: &[(&str, String)]| {
+        let group = |list: &[(&str, String)]| -> BTreeMap<_, _> {
             list.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
         };
-        BTreeMap::from([("raft".to_owned(), group(&raft)), ("quorate".to_owned(), group(&quorate))])
+        let mut quorate = group(&quorate);
+        quorate.extend(group(&Build::own().facts()));
+        BTreeMap::from([("raft".to_owned(), group(&raft)), ("quorate".to_owned(), quorate)])
     }
 
     fn membership_index(&self) -> Index {
@@ -295,7 +299,7 @@ impl PeerApi for Core {
             if self.leading().is_none() {
                 return Err(ApiError::NoLeader);
             }
-            tracing::info!(%caller, server = %format_args!("{id:x}"), force, "asked to take a server out");
+            tracing::info!(%caller, server = %ServerName(id), force, "asked to take a server out");
             removal::take_out(&self.contact, id, force).await
         }
         .boxed()

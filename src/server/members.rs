@@ -24,6 +24,7 @@ use crate::{
         transport::{Lane, Transport, call},
     },
     rt::{self, watch},
+    server_name::ServerName,
 };
 
 /// Agents stay with a server that was out of touch for less than this: their streams outlive an election.
@@ -244,7 +245,10 @@ impl Contact {
         let target = match to {
             Some(to) if voters.contains(&to) => Some(to),
             Some(to) => {
-                return Err(ApiError::Invalid(format!("{to:x} is not a voter of this cluster")));
+                return Err(ApiError::Invalid(format!(
+                    "{} is not a voter of this cluster",
+                    ServerName(to)
+                )));
             }
             None => replication
                 .iter()

@@ -25,6 +25,7 @@ mod read_rounds;
 mod removal;
 pub mod reports;
 mod requirements;
+mod said;
 mod services;
 mod watchdog;
 pub mod worker;

@@ -7,6 +7,7 @@ use super::{identity::Cluster, leading::Leading, members::Contact};
 use crate::{
     raft::{ServerId, WatchReceiver},
     rt::{self, Instant, watch},
+    server_name::ServerName,
 };
 
 /// Between two probes of a peer.
@@ -56,7 +57,7 @@ pub(super) async fn run(
                 Warning::NeverHeard(id) => {
                     let member = membership.get_node(&id);
                     tracing::warn!(
-                        server = %format_args!("{id:x}"),
+                        server = %ServerName(id),
                         name = member.map(|one| &*one.name),
                         address = member.map(|one| &*one.rpc_address),
                         "a voter has never been heard by this leader: start it, or remove it (quorate operator raft remove-peer)"

@@ -27,6 +27,7 @@ use crate::{
     disk::Disk,
     raft::{Membership, ServerId, WatchReceiver},
     rt,
+    server_name::ServerName,
     storage::shadow::write_file,
 };
 
@@ -43,7 +44,7 @@ pub(super) async fn take_out(contact: &Contact, id: ServerId, force: bool) -> Re
     let metrics = contact.raft.metrics().borrow_watched().clone();
     let membership = metrics.membership_config.membership();
     let Some(member) = membership.get_node(&id).cloned() else {
-        return Err(ApiError::Invalid(format!("no server has the id {id}")));
+        return Err(ApiError::Invalid(format!("no server has the id {}", ServerName(id))));
     };
     let voters: BTreeSet<ServerId> = membership.voter_ids().collect();
     let is_alive = |one: &ServerId| *one == contact.id || contact.last_heard(*one).is_some();
@@ -60,9 +61,8 @@ pub(super) async fn take_out(contact: &Contact, id: ServerId, force: bool) -> Re
     };
     match rt::timeout(TIMEOUT, contact.raft.change_membership(change, false)).await {
         Ok(Ok(_)) => {
-            let server = format!("{id:x}");
             tracing::info!(
-                server,
+                server = %ServerName(id),
                 name = member.name,
                 address = member.rpc_address,
                 "a server was taken out"

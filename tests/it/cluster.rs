@@ -385,3 +385,42 @@ fn all_servers_told_to_stop_at_once_do_not_wait_for_a_successor() {
     let log = cluster.log(leader);
     assert!(log.contains("no majority answers: leadership is not handed over"), "{log}");
 }
+
+/// Lines at ERROR are for people who come: in a healthy life there is none, whoever starts, leads, hands over and stops.
+#[test]
+fn a_healthy_life_logs_no_error_and_names_what_people_asked() {
+    let mut cluster = Cluster::start(Options::new(3));
+    let agent = cluster.agent("one", None);
+    let leader = cluster.leader();
+    cluster.client(leader).put("/v1/jobs", &stored_job("kept", "1")).ok();
+    let to = cluster.others(&[leader])[0];
+    let transfer = format!("/v1/operator/raft/transfer-leadership?address={}", cluster.rpc(to));
+    cluster.client(leader).put(&transfer, &Value::Null).ok();
+    wait_until("the other one leads", PATIENCE, || cluster.leader() == to);
+    cluster.client(to).delete("/v1/job/kept").ok();
+    for server in cluster.all() {
+        assert!(cluster.terminate(server).success());
+        cluster.start_one(server);
+        cluster.await_ready(&[server]);
+    }
+    for server in cluster.all() {
+        assert!(cluster.terminate(server).success());
+    }
+    let logs: Vec<String> = cluster.all().into_iter().map(|server| cluster.log(server)).collect();
+    for log in logs.iter().chain([&agent.log()]) {
+        for line in log.lines() {
+            assert!(!line.contains("ERROR"), "{line}");
+            // What Rust prints of values is for who knows their types.
+            assert!(!line.contains("Some(") && !line.contains(" { "), "{line}");
+        }
+    }
+    let said = |server: usize, what: &str, of: &str| {
+        let is_it =
+            |line: &str| line.contains(what) && line.contains(of) && line.contains("index=");
+        let count =
+            logs[server].lines().filter(|line| line.contains("INFO") && is_it(line)).count();
+        assert_eq!(count, 1, "{what}: {}", logs[server]);
+    };
+    said(leader, "job registered", "default/kept");
+    said(to, "job stopped", "default/kept");
+}

@@ -13,6 +13,7 @@ use crate::{
         task_runner::{ExitResult, Fault},
         time::wall_ms,
     },
+    duration,
     rt::{self, sleep, watch},
 };
 
@@ -142,43 +143,13 @@ impl DurationValue {
     fn ms(&self) -> Result<u64, StartError> {
         match self {
             Self::Nanoseconds(ns) => Ok(ns / 1_000_000),
-            Self::Text(text) => parse_duration_ms(text)
-                .ok_or_else(|| StartError::impossible(format!("`{text}` is not a duration"))),
+            Self::Text(text) => match duration::parse(text).map(u64::try_from) {
+                Ok(Ok(nanoseconds)) => Ok(nanoseconds / 1_000_000),
+                Ok(Err(_)) => Err(StartError::impossible(format!("`{text}` is negative"))),
+                Err(message) => Err(StartError::impossible(message)),
+            },
         }
     }
-}
-
-/// `1h2m3.5s`, `250ms`, `0`.
-fn parse_duration_ms(text: &str) -> Option<u64> {
-    let mut rest = text.trim();
-    if rest == "0" {
-        return Some(0);
-    }
-    let mut total_us = 0_u64;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let (number, after) = rest.split_at(digits);
-        let unit_end = after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len());
-        let (unit, later) = after.split_at(unit_end);
-        let unit_us: u64 = match unit {
-            "h" => 3_600_000_000,
-            "m" => 60_000_000,
-            "s" => 1_000_000,
-            "ms" => 1_000,
-            "us" | "µs" => 1,
-            _ => return None,
-        };
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        total_us = total_us.checked_add(whole.parse::<u64>().ok()?.checked_mul(unit_us)?)?;
-        if !fraction.is_empty() {
-            let digits = fraction.get(..fraction.len().min(6))?;
-            let scale = 10_u64.pow(u32::try_from(digits.len()).ok()?);
-            total_us =
-                total_us.checked_add(digits.parse::<u64>().ok()?.checked_mul(unit_us)? / scale)?;
-        }
-        rest = later;
-    }
-    (!text.trim().is_empty()).then_some(total_us / 1000)
 }
 
 /// A pretended run.
@@ -267,23 +238,9 @@ impl MockRun {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use serde_json::json;
 
-    #[test]
-    fn durations_in_gos_form_are_read() {
-        for (text, expected) in [
-            ("0", Some(0)),
-            ("10s", Some(10_000)),
-            ("1m30s", Some(90_000)),
-            ("1.5s", Some(1_500)),
-            ("250ms", Some(250)),
-            ("", None),
-            ("10", None),
-            ("ten", None),
-        ] {
-            assert_eq!(parse_duration_ms(text), expected, "{text}");
-        }
-    }
+    use super::*;
 
     #[test]
     fn a_script_is_read_and_nonsense_refused() {
@@ -302,5 +259,39 @@ mod tests {
         let (after_ms, exit) = stubborn.killed_end(5000);
         assert_eq!((after_ms, exit.signal, exit.exit_code), (5000, 9, 137));
         assert_eq!(Script::default().killed_end(5000).0, 0);
+    }
+
+    /// What a server takes at registration is what is read here.
+    #[test]
+    fn a_config_that_is_registered_is_one_that_is_read() {
+        for (config, is_read) in [
+            (json!({}), true),
+            (json!({"run_for": "1m30s", "kill_after": 1_000_000, "exit_signal": 9}), true),
+            (json!({"run_for": "1.5s", "start_block_for": "250ms", "exit_err_msg": "x"}), true),
+            (json!({"start_error": "x", "start_error_recoverable": true}), true),
+            (json!({"node_failure": "x", "exit_code": -1, "kill_after": ".5s"}), true),
+            (json!({"run_for": null, "exit_code": null}), true),
+            (json!({"run_for": ""}), false),
+            (json!({"run_for": "10"}), false),
+            (json!({"run_for": "-1s"}), false),
+            (json!({"run_for": -1}), false),
+            (json!({"run_for": 1.5}), false),
+            (json!({"run_for": []}), false),
+            (json!({"exit_code": "1"}), false),
+            (json!({"exit_code": 1_u64 << 33}), false),
+            (json!({"exit_err_msg": 1}), false),
+            (json!({"start_error_recoverable": "true"}), false),
+            (json!({"run_fro": "2s"}), false),
+        ] {
+            let task = json!({"Name": "t", "Driver": "mock", "Config": config});
+            let job = json!({"ID": "j", "TaskGroups": [{"Name": "g", "Tasks": [task]}]});
+            let taken = crate::jobspec::to_spec(&job);
+            assert_eq!(taken.is_ok(), is_read, "{config}");
+            let stored = taken.map_or_else(
+                |_| config.to_string(),
+                |taken| taken.spec.groups[0].tasks[0].config_json.to_string(),
+            );
+            assert_eq!(Script::parse(&stored).is_ok(), is_read, "{config}");
+        }
     }
 }

@@ -131,6 +131,8 @@ mod tests {
 
     use std::{path::Path, sync::Arc};
 
+    use serde_json::json;
+
     use super::*;
     use crate::agent::{
         driver::Drivers, environment, spec::AllocationSpec, state::StateDirectory, testing,
@@ -166,6 +168,38 @@ mod tests {
         assert_eq!(args(r#""-port",8080,-1,0.5,true,"${A}""#), Ok(expected.to_vec()));
         let refused = args("[8080]").unwrap_err();
         assert!(!refused.recoverable && refused.message.contains("must be a text"), "{refused:?}");
+    }
+
+    /// What a server takes at registration is what is read here.
+    #[test]
+    fn a_config_that_is_registered_is_one_that_is_read() {
+        for (config, is_read) in [
+            (json!({"command": "x"}), true),
+            (json!({"command": "x", "args": ["a", 1, 0.5, true], "work_dir": "local"}), true),
+            (json!({"command": "x", "args": null, "work_dir": null}), true),
+            (json!({}), false),
+            (json!({"command": ""}), false),
+            (json!({"command": null}), false),
+            (json!({"command": ["x"]}), false),
+            (json!({"command": "a\0b"}), false),
+            (json!({"command": "x", "args": "a"}), false),
+            (json!({"command": "x", "args": [null]}), false),
+            (json!({"command": "x", "args": [{}]}), false),
+            (json!({"command": "x", "args": ["\0"]}), false),
+            (json!({"command": "x", "work_dir": 1}), false),
+            (json!({"comand": "x"}), false),
+            (json!({"command": "x", "image": "y"}), false),
+        ] {
+            let task = json!({"Name": "t", "Driver": "raw_exec", "Config": config});
+            let job = json!({"ID": "j", "TaskGroups": [{"Name": "g", "Tasks": [task]}]});
+            let taken = crate::jobspec::to_spec(&job);
+            assert_eq!(taken.is_ok(), is_read, "{config}");
+            let stored = taken.map_or_else(
+                |_| config.to_string(),
+                |taken| taken.spec.groups[0].tasks[0].config_json.to_string(),
+            );
+            assert_eq!(run_spec_of(&stored, ("A", "a")).is_ok(), is_read, "{config}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use axum::{
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{Files, HttpError, REQUEST_BYTES_MAX, forward, orders::json_of, query::Parameters};
 use crate::{
@@ -20,6 +20,7 @@ use crate::{
         meta::{Changes, MetaError, NodeMeta},
     },
     body::Fields,
+    version::Build,
 };
 
 /// Who this agent is.
@@ -51,6 +52,9 @@ impl Own {
 pub(super) async fn this(State(files): State<Files>) -> Json<Value> {
     let own = &files.own;
     let (live, _) = files.node.counts();
+    let facts = Build::own().facts();
+    let build: Map<_, _> =
+        facts.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
     Json(json!({
         "config": {
             "Region": own.region,
@@ -64,6 +68,7 @@ pub(super) async fn this(State(files): State<Files>) -> Json<Value> {
         // That of a server, which this is not.
         "member": { "Name": "", "Addr": "", "Port": 0, "Tags": {}, "Status": "none" },
         "stats": {
+            "quorate": build,
             "client": {
                 "node_id": own.node.to_string(),
                 "known_servers": own.servers.known().join(","),

@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use crate::cli::table::escaped;
 use crate::cli::view::{Fields, texts};
 
 /// Colours of a terminal.
@@ -88,10 +89,10 @@ impl Text {
             line.push_str(sign);
         }
         line.push_str(&" ".repeat(place.width.saturating_sub(sign.len())));
-        line.push_str(what);
+        line.push_str(&escaped(what));
         if !annotations.is_empty() {
             line.push_str(" (");
-            line.push_str(&annotations.join(", "));
+            line.push_str(&escaped(&annotations.join(", ")));
             line.push(')');
         }
         self.lines.push(line);
@@ -214,6 +215,16 @@ mod tests {
             text,
             "+ Job: \"web\"\n+   Task Group: \"web\" (1 create, 2 ignore)\n    +   Task: \"server\"\n"
         );
+    }
+
+    #[test]
+    fn a_name_cannot_paint() {
+        let mut hostile = diff();
+        hostile["Fields"][0]["New"] = "\u{1b}[2J".into();
+        hostile["TaskGroups"][0]["Name"] = "\u{202e}web".into();
+        let text = lines(&hostile, DiffStyle { colour: false, verbose: false });
+        assert!(text.contains("\\u{1b}[2J") && text.contains("\\u{202e}web"), "{text}");
+        assert!(!text.contains(['\u{1b}', '\u{202e}']), "{text}");
     }
 
     #[test]

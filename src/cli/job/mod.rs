@@ -20,6 +20,7 @@ use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use super::client::ClientError;
 use super::context::{Context, Exit, Outcome};
 use super::deployment::{self, OfJobArgs, PromoteJobArgs};
 use super::entry::{is_closed_pipe, print_error};
@@ -27,6 +28,7 @@ use super::monitor;
 use super::output::Style;
 use super::resolve;
 use super::view::Fields;
+use crate::jobspec::{self, Diagnostics, Severity};
 use crate::percent::encode;
 
 pub(crate) use plan::PlanArgs;
@@ -34,6 +36,8 @@ pub(crate) use run::{RunArgs, register};
 pub(crate) use start::StartArgs;
 pub(crate) use status::StatusArgs;
 
+/// How a message begins that shows places of the file.
+const UNUSABLE: &str = "the job file cannot be used";
 /// Largest job file read.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
@@ -220,10 +224,14 @@ pub(crate) fn run(context: &Context, command: &JobCommand) -> Outcome {
 /// A job file's text and the job in it.
 #[derive(Debug)]
 pub(crate) struct JobFile {
+    /// As messages call it.
+    path: String,
     pub(crate) source: String,
     /// `hcl2` or `json`, as the API names it.
     pub(crate) format: &'static str,
     pub(crate) job: Value,
+    /// What has no effect in it.
+    warnings: Diagnostics,
 }
 
 impl JobFile {
@@ -260,9 +268,35 @@ impl JobFile {
             (path, true) if !ending(path) => format!("{path}.json"),
             (path, _) => path.to_owned(),
         };
-        let job = crate::jobspec::parse(&path, &source)
-            .map_err(|diagnostics| anyhow::anyhow!("the job file cannot be used\n{diagnostics}"))?;
-        Ok(Self { source, format: if json { "json" } else { "hcl2" }, job })
+        let (job, warnings) = jobspec::parse_with_warnings(&path, &source)
+            .map_err(|diagnostics| anyhow::anyhow!("{UNUSABLE}\n{diagnostics}"))?;
+        let format = if json { "json" } else { "hcl2" };
+        Ok(Self { path, source, format, job, warnings })
+    }
+
+    /// What a server says of the job: at the places of the file that it is about, and what has none.
+    fn placed<'l>(
+        &self,
+        severity: Severity,
+        lines: impl IntoIterator<Item = &'l str>,
+    ) -> (Diagnostics, Vec<String>) {
+        let lines = lines.into_iter().map(|line| (severity, line.to_owned()));
+        jobspec::placed(&self.path, &self.source, lines)
+    }
+
+    /// The answer to a request about the job, or why the file cannot be used.
+    fn judged(&self, answer: Result<Value, ClientError>) -> anyhow::Result<Value> {
+        let error = match answer {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        if let ClientError::Status { status: 400, text, .. } = &error {
+            let (placed, others) = self.placed(Severity::Error, text.lines());
+            if !placed.is_empty() {
+                bail!("{UNUSABLE}\n{placed}{}", others.join("\n"));
+            }
+        }
+        Err(error.into())
     }
 
     pub(crate) fn id(&self) -> &str {
@@ -402,25 +436,45 @@ fn validate(context: &Context, arguments: &ValidateArgs) -> Outcome {
     let file = JobFile::read(&arguments.file, arguments.json)?;
     let answer =
         context.client.put("/v1/validate/job", &file.query(), &json!({"Job": file.job}))?;
-    print_warnings(context, &answer)?;
+    print_warnings(context, Some(&file), &answer)?;
     let errors = answer.items("ValidationErrors");
     if errors.is_empty() && answer.text("Error").is_empty() {
         context.line(format!("Job \"{}\" is valid", file.id()))?;
         return Ok(Exit::Success);
     }
     context.output.advice(format!("Job \"{}\" is not valid:", file.id()));
-    if errors.is_empty() {
-        context.output.advice(format!("  * {}", answer.text("Error")));
+    let (placed, others) = if errors.is_empty() {
+        file.placed(Severity::Error, [answer.text("Error")])
+    } else {
+        file.placed(Severity::Error, errors.iter().filter_map(Value::as_str))
+    };
+    if !placed.is_empty() {
+        context.output.advice(placed.to_string().trim_end());
     }
-    for error in errors {
-        context.output.advice(format!("  * {}", error.as_str().unwrap_or_default()));
+    for error in others {
+        context.output.advice(format!("  * {error}"));
     }
     Ok(Exit::Failure)
 }
 
-fn print_warnings(context: &Context, answer: &Value) -> anyhow::Result<()> {
-    match answer.text("Warnings") {
-        "" => Ok(()),
-        warnings => context.line(format!("Job Warnings:\n{warnings}\n")),
+/// Prints what is worth telling of a job that is taken, with places where it came from a file.
+pub(crate) fn print_warnings(
+    context: &Context,
+    file: Option<&JobFile>,
+    answer: &Value,
+) -> anyhow::Result<()> {
+    let of_server = answer.text("Warnings");
+    let text = match file {
+        None => of_server.to_owned(),
+        Some(file) => {
+            let (placed, others) = file.placed(Severity::Warning, of_server.lines());
+            let parts = [file.warnings.to_string(), placed.to_string(), others.join("\n")];
+            let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+            parts.join("\n")
+        }
+    };
+    if text.is_empty() {
+        return Ok(());
     }
+    context.line(format!("Job Warnings:\n{}\n", text.trim_end()))
 }

@@ -60,17 +60,17 @@ pub(super) fn run(context: &Context, arguments: &PlanArgs) -> Outcome {
         "PreserveCounts": arguments.preserve_counts,
         "PreserveResources": arguments.preserve_resources,
     });
-    let answer = context.client.put(&path, &file.query(), &request)?;
+    let answer = file.judged(context.client.put(&path, &file.query(), &request))?;
     if arguments.output_json {
         context.output.json(&answer)?;
         return Ok(exit(&answer));
     }
     if answer.present("Diff").is_some() {
         let style = DiffStyle { colour: context.colours, verbose: arguments.verbose };
-        context.line(diff::lines(&answer["Diff"], style))?;
+        context.output.painted(&diff::lines(&answer["Diff"], style))?;
     }
     context.line(format!("Scheduler dry-run:\n{}", dry_run(&answer, context.now_nanoseconds())))?;
-    print_warnings(context, &answer)?;
+    print_warnings(context, Some(&file), &answer)?;
     let index = answer.number("JobModifyIndex");
     context.line(format!(
         "Job Modify Index: {index}

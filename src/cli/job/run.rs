@@ -89,7 +89,7 @@ pub(super) fn run(context: &Context, arguments: &RunArgs) -> Outcome {
     if arguments.output == OutputFormat::Json {
         return report_json(context, arguments, &answer);
     }
-    print_warnings(context, &answer)?;
+    print_warnings(context, Some(&file), &answer)?;
     if answer.text("EvalID").is_empty() {
         print_unevaluated(context, &file)?;
         return Ok(Exit::Success);
@@ -125,7 +125,7 @@ pub(crate) fn register(context: &Context, file: &JobFile) -> anyhow::Result<Valu
 }
 
 fn send(context: &Context, file: &JobFile, request: &Value) -> anyhow::Result<Value> {
-    Ok(context.client.put("/v1/jobs", &file.query(), request)?)
+    file.judged(context.client.put("/v1/jobs", &file.query(), request))
 }
 
 fn print_unevaluated(context: &Context, file: &JobFile) -> anyhow::Result<()> {

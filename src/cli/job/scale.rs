@@ -67,7 +67,7 @@ pub(super) fn scale(context: &Context, arguments: &ScaleArgs) -> Outcome {
         context.output.json(&answer)?;
         return Ok(Exit::Success);
     }
-    super::print_warnings(context, &answer)?;
+    super::print_warnings(context, None, &answer)?;
     if answer.text("EvalID").is_empty() {
         context.line(format!("Group \"{group}\" of job \"{}\" has the count {count}", job.id))?;
         return Ok(Exit::Success);

@@ -47,7 +47,7 @@ pub(super) fn start(context: &Context, arguments: &StartArgs) -> Outcome {
         context.output.json(&answer)?;
         return Ok(Exit::Success);
     }
-    super::print_warnings(context, &answer)?;
+    super::print_warnings(context, None, &answer)?;
     context.line(format!("Job \"{}\" started: version {newest} is run again", found.id))?;
     monitor::follow_write(context, &answer, arguments.detach, arguments.style)
 }

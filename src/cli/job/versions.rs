@@ -134,7 +134,7 @@ pub(super) fn history(context: &Context, arguments: &HistoryArgs) -> Outcome {
         .into_iter()
         .map(|(version, diff)| version_text(version, diff, arguments.style, style))
         .collect();
-    context.line(shown.join("\n\n"))?;
+    context.output.painted(&shown.join("\n\n"))?;
     Ok(Exit::Success)
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::meta;
 use crate::cli::context::{Context, Exit, Outcome};
 use crate::cli::output::{Style, table};
-use crate::cli::view::Fields;
+use crate::cli::view::{Fields, rows};
 use crate::cli::{monitor, resolve, time};
 
 /// Flags of `node suspend`.
@@ -88,6 +88,9 @@ struct Switch {
 /// Flags of `node purge`.
 #[derive(Debug, Args)]
 pub(crate) struct PurgeArgs {
+    /// Also if it is ready and runs allocations, which are lost
+    #[arg(long)]
+    force: bool,
     /// The node's id, the beginning of it, or its name
     node: String,
 }
@@ -162,9 +165,31 @@ fn set_eligibility(context: &Context, typed: &str, reason: Option<&str>, enable:
 
 pub(super) fn purge(context: &Context, arguments: &PurgeArgs) -> Outcome {
     let id = resolve::id(context, resolve::NODE, &arguments.node)?;
+    if !arguments.force {
+        refuse_busy(context, &id)?;
+    }
     put(context, &id, "purge", json!({}))?;
     context.line(format!("Node \"{id}\" is forgotten; its allocations are lost"))?;
     Ok(Exit::Success)
+}
+
+/// Purging is for nodes that are gone. One that is ready and runs something comes back by itself, without what it ran.
+fn refuse_busy(context: &Context, id: &str) -> anyhow::Result<()> {
+    let path = format!("/v1/node/{id}");
+    let node = monitor::or_missing(context.client.get(&path, &[]), "node", id)?;
+    if node.text("Status") != "ready" {
+        return Ok(());
+    }
+    let allocations = context.client.get(&format!("{path}/allocations"), &[])?;
+    let is_alive = |one: &&Value| matches!(one.text("ClientStatus"), "pending" | "running");
+    let count = rows(&allocations).iter().filter(is_alive).count();
+    if count > 0 {
+        bail!(
+            "node \"{id}\" is ready and runs {count} allocation(s), which would be lost: move them with\n  \
+             quorate node drain -enable {id}\nor repeat the command with -force"
+        );
+    }
+    Ok(())
 }
 
 pub(super) fn events(context: &Context, arguments: &EventsArgs) -> Outcome {

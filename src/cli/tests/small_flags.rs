@@ -117,5 +117,72 @@ fn an_unknown_flag_is_named_whole_and_the_version_is_one() {
     assert!(ran.err.contains("unexpected argument '-frobnicate'"), "{}", ran.err);
     let named = run("agent -dev", &|_| None);
     assert!(named.err.contains("not built yet: -dev"), "{}", named.err);
-    assert_eq!(run("-version", &|_| None).out, run("version", &|_| None).out);
+    let (flag, command) = (run("-version", &|_| None).out, run("version", &|_| None).out);
+    assert!(flag.starts_with("Quorate v") && command.starts_with(&flag), "{flag}{command}");
+}
+
+#[test]
+fn a_node_that_runs_something_is_purged_only_by_force() {
+    let row = |status: &str| json!({"ID": NODE_A, "Status": status});
+    let nothing: [Value; 0] = [];
+    let purge = format!("PUT /v1/node/{NODE_A}/purge");
+    let of = |row: &Value, allocations: &Value| {
+        two_nodes()
+            .on(&format!("GET /v1/node/{NODE_A}"), row)
+            .on(&format!("GET /v1/node/{NODE_A}/allocations"), allocations)
+            .on(&purge, &json!({}))
+            .start()
+    };
+    let is_purged = |server: &super::Server| server.lines().contains(&purge);
+    let busy = of(&row("ready"), &json!([allocation("running"), allocation("complete")]));
+    let ran = busy.run(&format!("node purge {NODE_A}"));
+    assert!(ran.code == 1 && !is_purged(&busy), "{}", ran.err);
+    assert!(ran.err.contains("runs 1 allocation(s)") && ran.err.contains("-force"), "{}", ran.err);
+    let ran = busy.run(&format!("node purge -force {NODE_A}"));
+    assert!(ran.code == 0 && is_purged(&busy), "{}", ran.err);
+    for (status, allocations) in [
+        ("ready", json!(nothing)),
+        ("ready", json!([allocation("complete")])),
+        ("down", json!([allocation("running")])),
+    ] {
+        let server = of(&row(status), &allocations);
+        let ran = server.run(&format!("node purge {NODE_A}"));
+        assert!(ran.code == 0 && is_purged(&server), "{status}: {}", ran.err);
+    }
+}
+
+#[test]
+fn help_is_printed_for_who_types_nothing_and_behind_the_word_help() {
+    let words = |words: &str| run(words, &|_| None);
+    let whole = words("-help");
+    assert!(whole.code == 0 && whole.out.contains("Usage: quorate"), "{}", whole.out);
+    for line in ["", "help"] {
+        let ran = words(line);
+        assert_eq!((ran.code, &ran.out, ran.err.as_str()), (0, &whole.out, ""), "{line}");
+    }
+    let job = words("job -help");
+    assert_eq!(words("help job").out, job.out);
+    assert_eq!(words("help job run").out, words("job run -help").out);
+    // A command that lacks a word is wrong usage.
+    let ran = words("job");
+    assert!(ran.code == 1 && ran.err.contains("Usage: quorate job"), "{}", ran.err);
+    assert!(words("help nothing").code == 1);
+}
+
+#[test]
+fn a_name_cannot_draw_on_the_terminal() {
+    let name = "\u{1b}[2J\u{202e}x\ny";
+    let mut node = json!({"ID": NODE_A, "Name": name, "Status": "ready"});
+    node["SchedulingEligibility"] = "eligible".into();
+    let server = Canned::default()
+        .on("GET /v1/nodes/offline", &json!([]))
+        .on("GET /v1/nodes", &json!([node.clone()]))
+        .fail("GET /v1/jobs", 500, name)
+        .start();
+    for line in ["node status", "node status -json", "job status"] {
+        let ran = server.run(line);
+        let shown = format!("{}{}", ran.out, ran.err);
+        assert!(shown.contains("[2J"), "{line}: {shown}");
+        assert!(!shown.contains(['\u{1b}', '\u{202e}']), "{line}: {shown}");
+    }
 }

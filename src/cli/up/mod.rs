@@ -20,7 +20,7 @@ use clap::Args;
 
 use super::client::ClientError;
 use super::context::{Context, Exit, Outcome};
-use super::job::{JobFile, register};
+use super::job::{JobFile, print_warnings, register};
 use super::signal;
 use super::view::Fields;
 use children::{Children, Death, Launch};
@@ -268,7 +268,8 @@ impl<'a> Up<'a> {
                 } else {
                     format!(", evaluation {evaluation}")
                 };
-                self.context.line(format!("Registered job \"{}\"{of}", job.id()))
+                self.context.line(format!("Registered job \"{}\"{of}", job.id()))?;
+                print_warnings(self.context, Some(job), &answer)
             }
             Err(error) => {
                 self.context.output.advice(format!("Error: job \"{}\": {error}", job.id()));

@@ -129,3 +129,73 @@ async fn a_job_is_validated_with_what_nothing_resolves() {
     }
     server.stop().await;
 }
+
+/// Each way in tells of a driver that no node has, and none refuses the job.
+#[tokio::test]
+async fn a_driver_that_no_node_has_is_warned_of() {
+    let cluster = TestCluster::new();
+    let server = TestServer::start(cluster.clone()).await;
+    let told = async |driver: &str| {
+        let mut job = web_job("web");
+        job["TaskGroups"][0]["Tasks"][0]["Driver"] = driver.into();
+        if driver != "raw_exec" {
+            job["TaskGroups"][0]["Tasks"][0]["Config"] = json!({});
+        }
+        let mut said = Vec::new();
+        for path in ["/v1/validate/job", "/v1/job/web/plan", "/v1/jobs"] {
+            let answer = server.put(path, &json!({ "Job": job })).await.ok();
+            said.push(answer["Warnings"].as_str().unwrap().to_owned());
+            if path.ends_with("validate/job") {
+                let is_checked = driver != "docker";
+                assert_eq!(answer["DriverConfigValidated"], json!(is_checked), "{driver}");
+            }
+        }
+        said.dedup();
+        assert_eq!(said.len(), 1, "{said:?}");
+        said.remove(0)
+    };
+    let place = "Job.TaskGroups[0].Tasks[0].Driver: ";
+    // The first agents of a cluster without nodes have what is built here.
+    assert_eq!(told("raw_exec").await, "");
+    let docker = told("docker").await;
+    assert!(docker.starts_with(place) && docker.contains("not built here yet"), "{docker}");
+    cluster.add_node(NODE, "10.0.0.7:4646");
+    assert_eq!(told("raw_exec").await, "");
+    let mock = told("mock").await;
+    assert!(mock.contains("no node has the driver \"mock\""), "{mock}");
+    // An instance pool can make a node with it.
+    let types = json!([{"Name": "small", "CPU": 1_000, "MemoryMB": 1_000,
+        "Node": { "Drivers": ["mock"] }}]);
+    let pool = json!({"Provider": "local", "Max": 3, "Types": types});
+    server.put("/v1/instance-pool/gpu", &pool).await.ok();
+    assert_eq!(told("mock").await, "");
+    server.stop().await;
+}
+
+/// What a registration would be refused for, a validation says.
+#[tokio::test]
+async fn a_job_is_validated_against_the_cluster() {
+    let cluster = TestCluster::new();
+    let server = TestServer::start(cluster.clone()).await;
+    let errors = async |query: &str, change: (&str, Value)| {
+        let mut job = web_job("web");
+        job[change.0] = change.1;
+        let path = format!("/v1/validate/job{query}");
+        let answer = server.put(&path, &json!({ "Job": job })).await.ok();
+        answer["ValidationErrors"].clone()
+    };
+    let none = json!([]);
+    let missing = json!(["namespace \"nope\" does not exist"]);
+    assert_eq!(errors("", ("Namespace", json!("default"))).await, none);
+    assert_eq!(errors("", ("Namespace", json!("nope"))).await, missing);
+    assert_eq!(errors("?namespace=nope", ("Meta", json!({}))).await, missing);
+    let missing = json!(["node pool \"nope\" does not exist"]);
+    assert_eq!(errors("", ("NodePool", json!("nope"))).await, missing);
+    server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    let other = errors("", ("Type", json!("batch"))).await;
+    assert!(other[0].as_str().unwrap().contains("cannot change the type"), "{other}");
+    let index = cluster.state().index();
+    assert_eq!(errors("", ("Priority", json!(70))).await, none);
+    assert_eq!(cluster.state().index(), index, "nothing is written");
+    server.stop().await;
+}

@@ -161,13 +161,13 @@ POST /acl/oidc/auth-url Refused
 POST /acl/oidc/complete-auth Refused
 POST /acl/login Refused
 POST /acl/identity/client-introduction-token Refused
-GET /vars Built
+GET /vars Refused
 GET /var/a/b Refused
 PUT /var/a/b Refused
 DELETE /var/a/b Refused
 GET /scaling/policies Built
 GET /scaling/policy/ID Built
-GET /services Built
+GET /services Refused
 GET /service/s Refused
 DELETE /service/s/ID Refused
 GET /volumes Built

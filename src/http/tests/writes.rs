@@ -345,8 +345,8 @@ async fn leadership_is_transferred_to_a_voter() {
     let server = TestServer::start(TestCluster::new()).await;
     let path = "/v1/operator/raft/transfer-leadership";
     let done = server.put(&format!("{path}?id=2"), &json!({})).await.ok();
-    assert_eq!(done["From"]["ID"], json!("1"));
-    assert_eq!(done["To"], json!({ "ID": "2", "Address": "10.0.0.2:4647" }));
+    assert_eq!(done["From"]["ID"], json!("0000000000000001"));
+    assert_eq!(done["To"], json!({ "ID": "0000000000000002", "Address": "10.0.0.2:4647" }));
     let done = server.put(&format!("{path}?address=10.0.0.1:4647"), &json!({})).await.ok();
     assert_eq!(done["Noop"], json!(true));
     for query in ["id=9", "address=10.9.9.9:1", "id=1&address=10.0.0.1:4647"] {

@@ -111,7 +111,7 @@ fn summary_of(state: &State, job: &Job, spec: &JobSpec) -> Value {
         "Namespace": text(&job.key.namespace),
         "Summary": groups,
         "Children": {
-            "Pending": children.pending,
+            "Pending": children.pending.saturating_sub(children.waiting.len() as u64),
             "Running": children.running,
             "Dead": children.dead.len(),
             "Waiting": children.waiting.len(),

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{MemberInfo, Presence},
     http::HttpOptions,
+    server_name::ServerName,
 };
 
 /// A server in `agent/members`.
@@ -19,7 +20,7 @@ pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {
             "role": "nomad",
             "region": options.region,
             "dc": options.datacenter,
-            "id": member.id.to_string(),
+            "id": ServerName(member.id).to_string(),
             "voter": member.voter.to_string(),
             "heard": (member.presence != Presence::NeverHeard).to_string(),
             "build": crate::version::QUORATE,
@@ -40,7 +41,7 @@ pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {
 /// A server in the Raft configuration.
 pub(crate) fn raft_server(member: &MemberInfo) -> Value {
     json!({
-        "ID": member.id.to_string(),
+        "ID": ServerName(member.id).to_string(),
         "Node": member.name,
         "Address": member.rpc_address,
         "Leader": member.leader,

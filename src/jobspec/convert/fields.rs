@@ -6,7 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use fsm::Text;
 use serde_json::{Map, Value};
 
-use crate::jobspec::{MESSAGES_MAX, duration, suggest::did_you_mean};
+use crate::{
+    duration,
+    jobspec::{MESSAGES_MAX, suggest::did_you_mean},
+};
 
 use super::FieldError;
 
@@ -155,7 +158,9 @@ impl<'v> Fields<'v> {
             }
         } else {
             let wanted = "a duration (nanoseconds, or a text such as \"30s\")";
-            self.typed(name, integer(value), value, wanted, report)?
+            let nanoseconds = self.typed(name, integer(value), value, wanted, report)?;
+            warn_of_nanoseconds(nanoseconds, &self.at(name), report);
+            nanoseconds
         };
         let Ok(nanoseconds) = u64::try_from(nanoseconds) else {
             report.error(self.at(name), "must not be negative");
@@ -279,6 +284,15 @@ impl<'v> Fields<'v> {
             report.error(self.at(name), format!("expected {wanted}, found {}", show(value)));
         }
         read
+    }
+}
+
+/// Warns of a number of nanoseconds below a millisecond: whoever wrote it will have meant seconds or milliseconds.
+pub(super) fn warn_of_nanoseconds(nanoseconds: i64, path: &str, report: &mut Report) {
+    if (1..1_000_000).contains(&nanoseconds) {
+        report.warning(format!(
+            "{path}: is {nanoseconds} ns: a number without a unit counts nanoseconds, write a text such as \"3s\""
+        ));
     }
 }
 

@@ -2,6 +2,7 @@
 //! wrong at once, each with its JSON path. A field that is not known is ignored with a warning; one that is known and not built yet is refused.
 
 mod condition;
+mod driver;
 mod fields;
 mod group;
 mod network;
@@ -22,6 +23,7 @@ use fsm::{
 use serde_json::Value;
 
 use super::suggest::did_you_mean;
+pub(crate) use driver::{is_checked as driver_is_checked, say_missing as say_missing_driver};
 use fields::{Fields, Report, quoted};
 pub use periodic::check_to_come;
 use policy::Inherited;

@@ -14,7 +14,7 @@ use super::{
     condition::refuse_block_per_node,
     fields::{Fields, Report, is_empty, quoted},
 };
-use crate::jobspec::duration::show_ms;
+use crate::duration::show_ms;
 
 const SECOND_MS: u64 = 1_000;
 const MINUTE_MS: u64 = 60 * SECOND_MS;

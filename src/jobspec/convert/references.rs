@@ -160,7 +160,11 @@ pub(super) fn check(spec: &JobSpec, report: &mut Report) {
             check_map(&scope, &spec.meta, "Job.Meta", report);
         }
         check_map(&scope, &group.meta, &format!("{path}.Meta"), report);
-        let inherited = scope.with_meta(spec.meta.keys().chain(group.meta.keys()));
+        // A dispatch may give these keys, and a job is told what they are when it is registered.
+        let declared = spec.parameterized.iter();
+        let declared =
+            declared.flat_map(|block| block.meta_required.iter().chain(&block.meta_optional));
+        let inherited = scope.with_meta(spec.meta.keys().chain(group.meta.keys()).chain(declared));
         for (number, task) in group.tasks.iter().enumerate() {
             check_task(&scope, &inherited, task, &format!("{path}.Tasks[{number}]"), report);
         }
@@ -297,6 +301,12 @@ mod tests {
                 assert!(said.iter().all(|one| one.starts_with(place)), "{field}: {said:?}");
             }
         }
+        let mut dispatched = job("command", "${NOMAD_META_to} ${NOMAD_META_FROM} ${NOMAD_META_x}");
+        dispatched["Type"] = "batch".into();
+        dispatched["ParameterizedJob"] = json!({"MetaRequired": ["to"], "MetaOptional": ["from"]});
+        let mut said = to_spec(&dispatched).unwrap().warnings;
+        said.retain(|warning| warning.contains("stays as it is written"));
+        assert!(said.len() == 1 && said[0].contains("NOMAD_META_x"), "{said:?}");
         let said = warnings("command", "${NOMAD_ALLOC_UD}");
         assert!(said[0].contains("\"${NOMAD_ALLOC_UD}\" is not known"), "{said:?}");
         assert!(said[0].contains("did you mean ${NOMAD_ALLOC_ID}?"), "{said:?}");

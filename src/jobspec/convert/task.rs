@@ -9,7 +9,7 @@ use fsm::{
 use serde_json::Value;
 
 use super::{
-    bounded, check_name, condition,
+    bounded, check_name, condition, driver,
     fields::{Fields, Report, is_empty, quoted},
     policy,
     policy::Inherited,
@@ -86,17 +86,17 @@ pub(super) fn read(
     check_task_name(name, path, report);
     refuse_unsupported(&mut fields, name, report);
     let path = fields.at("Driver");
-    let driver = fields.text_filled("Driver", report).unwrap_or_default();
-    if driver.is_empty() {
+    let driver_name = fields.text_filled("Driver", report).unwrap_or_default();
+    if driver_name.is_empty() {
         report.error(path, "a task needs a driver: add it, for example \"raw_exec\"");
     }
     services.read(&mut fields, Some(name), report);
     let conditions = condition::read(&mut fields, inherited.kind, false, report);
     let task = Task {
         name: Text::from(name),
-        driver: Text::from(driver),
+        driver: Text::from(driver_name),
         user: Text::from(fields.text("User", report).unwrap_or_default()),
-        config_json: config(&mut fields, report),
+        config_json: config(&mut fields, driver_name, report),
         env: environment(&mut fields, report),
         meta: fields.text_map("Meta", report),
         constraints: conditions.constraints,
@@ -267,9 +267,10 @@ fn is_default_identity(identity: &Value) -> bool {
     })
 }
 
-fn config(fields: &mut Fields<'_>, report: &mut Report) -> Text {
+fn config(fields: &mut Fields<'_>, driver: &str, report: &mut Report) -> Text {
     let path = fields.at("Config");
-    let Some(config) = fields.value("Config") else { return Text::from("{}") };
+    let nothing = Value::Object(serde_json::Map::new());
+    let config = fields.value("Config").unwrap_or(&nothing);
     if !config.is_object() {
         report.error(path, "expected an object with the driver's settings");
         return Text::from("{}");
@@ -278,7 +279,7 @@ fn config(fields: &mut Fields<'_>, report: &mut Report) -> Text {
         report.error(path, format!("is nested more than {CONFIG_DEPTH_MAX} deep"));
         return Text::from("{}");
     }
-    Text::from(canonical(config).to_string())
+    Text::from(canonical(&driver::checked(driver, config, &path, report)).to_string())
 }
 
 pub(super) fn is_deeper(value: &Value, levels: usize) -> bool {

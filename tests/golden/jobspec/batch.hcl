@@ -16,7 +16,7 @@ job "report" {
     }
 
     task "crunch" {
-      driver = "raw_exec"
+      driver = "docker"
       config {
         command = "/bin/sh"
         args    = ["-c", <<-EOT

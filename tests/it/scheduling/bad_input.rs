@@ -218,8 +218,9 @@ fn bad_job_files_are_refused_by_name() {
     check_refused(run("", "vault {\n policies = [\"p\"]\n }"), &["vault"]);
     check_refused(run("volume \"v\" {\n type = \"host\"\n source = \"s\"\n }", ""), &["volume"]);
     check_refused(run("", "resource {\n cpu = 1\n }"), &["resource", "resources"]);
-    check_refused(run("count = -1", ""), &["ount"]);
-    check_refused(run("", "resources {\n cpu = 0\n }"), &["CPU"]);
+    check_refused(run("count = -1", ""), &["at least 0", "bad.nomad.hcl:3"]);
+    let cpu = run("", "resources {\n cpu = 0\n }");
+    check_refused(cpu, &["must be at least 1", "bad.nomad.hcl:7"]);
     check_refused(run("", "resources {"), &["bad.nomad.hcl:"]);
     fs::remove_file(&path).unwrap();
     let mut command = program();

@@ -17,7 +17,7 @@ const UNITS: [(&str, i128); 8] = [
 const DIGITS_MAX: usize = 19;
 
 /// Parses `30s`, `1h30m`, `1.5h`, `-1s`, `0`.
-pub(super) fn parse(text: &str) -> Result<i64, String> {
+pub(crate) fn parse(text: &str) -> Result<i64, String> {
     let bad = || {
         format!(
             "\"{}\" is not a duration: write a number with a unit, for example \"30s\", \"1h30m\" or \"250ms\"",
@@ -61,7 +61,7 @@ fn scaled(number: &str, scale: i128) -> Option<i128> {
 }
 
 /// Milliseconds as people read them: `1h30m`, `250ms`.
-pub(super) fn show_ms(ms: u64) -> String {
+pub(crate) fn show_ms(ms: u64) -> String {
     if ms == 0 {
         return "0s".to_owned();
     }

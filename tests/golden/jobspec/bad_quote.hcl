@@ -1,0 +1,10 @@
+job "web" {
+  group "g" {
+    task "t" {
+      driver = "raw_exec
+      config {
+        command = "/bin/true"
+      }
+    }
+  }
+}
