@@ -23,7 +23,7 @@ use super::{
     error::Error,
     job_plan, job_versions, jobs_bridge, scaling, view, writes,
 };
-use crate::{api::Written, clock};
+use crate::api::Written;
 
 const JOB_TABLES: &[TableId] = &[TableId::Jobs];
 const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocations];
@@ -239,6 +239,7 @@ async fn allocations(call: &Call, key: JobKey) -> Result<Answer, Error> {
 async fn evaluations(call: &Call, key: JobKey) -> Result<Answer, Error> {
     let all = call.flag("all")?;
     let watched = key.clone();
+    let now = call.clock();
     let extent = move |state: &State| Extent::evaluations_of_job(state, &watched);
     call.list_within(&[TableId::Evaluations], extent, move |state, list| {
         let current = state.jobs().get(&key).map(|job| job.create_index);
@@ -246,7 +247,7 @@ async fn evaluations(call: &Call, key: JobKey) -> Result<Answer, Error> {
             .evaluations_of_job(&key)
             .filter(|e| all || current.is_none_or(|current| e.create_index >= current))
             .collect();
-        list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation_in(state, e, None))
+        list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation_in(state, now(), e, None))
     })
     .await
 }
@@ -289,14 +290,15 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
     if id_in_path.is_some_and(|path| path != id) {
         return Err(Error::bad("Job ID does not match name in request path"));
     }
-    let converted = jobs_bridge::convert(&job).map_err(|errors| Error::bad(errors.join("\n")))?;
+    let converted =
+        jobs_bridge::convert(&job, call.now_s()).map_err(|errors| Error::bad(errors.join("\n")))?;
     let (submission, dropped) = submission_of(&fields)?;
     let warnings: Vec<_> =
         [converted.warnings].into_iter().filter(|text| !text.is_empty()).chain(dropped).collect();
     let command = Command::RegisterJob(RegisterJob {
         enforce_index,
         evaluation_priority,
-        wall_s: clock::wall_s(),
+        now_s: call.now_s(),
         submission: submission.map(Arc::new),
         preserve_counts: fields.flag("PreserveCounts")?,
         preserve_resources: fields.flag("PreserveResources")?,
@@ -404,7 +406,7 @@ async fn evaluate(call: &Call, target: &Target) -> Result<Answer, Error> {
 
 /// Starts a periodic job now, beside its due times.
 async fn force(call: &Call, target: &Target) -> Result<Answer, Error> {
-    let due_s = clock::wall_s();
+    let due_s = call.now_s();
     let evaluation = call.evaluation_id();
     let command = ForcePeriodic { job: target.key(call)?, due_s, evaluation };
     let written = call.write(command.into()).await?;
@@ -454,7 +456,7 @@ async fn parse(call: Call) -> Result<Answer, Error> {
 async fn validate(call: Call) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let job = job_of(&call, &Fields::of(&body)?)?;
-    let (errors, warnings) = match jobs_bridge::convert(&job) {
+    let (errors, warnings) = match jobs_bridge::convert(&job, call.now_s()) {
         Ok(converted) => (Vec::new(), converted.warnings),
         Err(errors) => (errors, String::new()),
     };

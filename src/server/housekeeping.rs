@@ -63,6 +63,7 @@ pub(super) async fn run(chores: Chores, mut stop: watch::Receiver<bool>) {
             drop(rt::timeout(CHANGE_TIMEOUT, finish_membership(contact)).await);
         }
         let elsewhere = probe_peers(contact, &chores.cluster).await;
+        contact.time.look(&contact.voters());
         if leads() && !joint {
             drop(rt::timeout(CHANGE_TIMEOUT, remove_replaced(contact, &elsewhere)).await);
         }

@@ -11,7 +11,7 @@ use fsm::Index;
 use proto::v1 as pb;
 use tonic::Status;
 
-use super::{core::Settings, hosts::BootId};
+use super::{core::Settings, hosts::BootId, server_time::ServerTime};
 use crate::{
     api::{ApiError, MemberInfo},
     raft::{Member, Metrics, Raft, ServerId, ServerState, WatchReceiver, service::LeaderContact},
@@ -43,6 +43,7 @@ pub struct Contact {
     pub(super) raft: Raft,
     transport: Arc<dyn Transport>,
     leader: Arc<LeaderContact>,
+    pub(super) time: Arc<ServerTime>,
     /// What each peer last answered to a probe.
     heard: Mutex<BTreeMap<ServerId, Heard>>,
     /// Why this server takes no writes: its disk is nearly full.
@@ -55,10 +56,10 @@ impl Contact {
         id: ServerId,
         raft: Raft,
         transport: Arc<dyn Transport>,
-        leader: Arc<LeaderContact>,
+        (leader, time): (Arc<LeaderContact>, Arc<ServerTime>),
     ) -> Self {
         let (heard, disk_full) = (Mutex::default(), watch::channel(None).0);
-        Self { settings, id, raft, transport, leader, heard, disk_full }
+        Self { settings, id, raft, transport, leader, time, heard, disk_full }
     }
 
     /// A call to the server at an address.
@@ -128,6 +129,7 @@ impl Contact {
                 leader: leader == Some(*id),
                 voter: voters.contains(id),
                 alive: *id == self.id || self.heard_lately(*id),
+                clock_ahead_ms: self.time.clock_ahead_ms(*id),
             })
             .collect()
     }
@@ -300,8 +302,12 @@ impl Contact {
         address: &str,
         timeout: Duration,
     ) -> Option<ServerId> {
+        let begun = rt::Instant::now();
         let reply = self.probe(address, 0, timeout).await.ok()?;
         if reply.node_id == id {
+            if let Some(time) = &reply.time {
+                self.time.hear(id, begun, time);
+            }
             let (at, disk_full) = (rt::Instant::now(), reply.disk_full);
             let boot = BootId::try_from(&*reply.boot_id).ok();
             let heard = Heard { at, disk_full, boot };
@@ -321,6 +327,12 @@ impl Contact {
     /// Whether this server takes no writes of clients because its disk is nearly full.
     pub(super) fn has_full_disk(&self) -> bool {
         self.disk_full.borrow().is_some()
+    }
+
+    pub(super) fn voters(&self) -> Vec<ServerId> {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        metrics.membership_config.voter_ids().collect()
     }
 
     /// The voters, when the configuration is not a joint one.

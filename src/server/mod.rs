@@ -22,6 +22,7 @@ mod members;
 mod read_rounds;
 pub mod reports;
 mod requirements;
+mod server_time;
 mod services;
 mod watchdog;
 pub mod worker;
