@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::rt::{self, Instant};
 
 /// Where a simulation's wall clock starts: 2026-01-01T00:00:00Z.
-const SIMULATED_EPOCH_MS: u64 = 1_767_225_600_000;
+pub const SIMULATED_EPOCH_MS: u64 = 1_767_225_600_000;
 
 /// The clocks of one server.
 #[derive(Clone, Copy, Debug)]

@@ -35,11 +35,22 @@ pub(crate) struct ServerTime {
     clock: Clock,
     cell: Arc<StateCell>,
     keeper: Mutex<Timekeeper>,
+    of_clocks: Mutex<Option<OfClocks>>,
+}
+
+/// Log time that went on from wall clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct OfClocks {
+    pub at: TimeMs,
+    pub began: Instant,
+    /// No majority of the clocks agreed.
+    pub is_doubtful: bool,
 }
 
 impl ServerTime {
     pub(super) fn new(id: ServerId, clock: Clock, cell: Arc<StateCell>) -> Self {
-        Self { clock, cell, keeper: Mutex::new(Timekeeper::new(id)) }
+        let keeper = Mutex::new(Timekeeper::new(id));
+        Self { clock, cell, keeper, of_clocks: Mutex::default() }
     }
 
     fn keeper(&self) -> MutexGuard<'_, Timekeeper> {
@@ -85,18 +96,27 @@ impl ServerTime {
     /// This server leads from now on, over a state of this log time.
     pub(super) fn lead(&self, term: u64, state_at: TimeMs, since_ms: u64, voters: &[ServerId]) {
         let asked = Asked { since_ms, voters };
-        match self.keeper().lead(self.moment(), term, state_at, asked) {
-            Basis::RanThrough => {}
-            basis @ Basis::Clocks { clocks, apart_ms } if basis.is_doubtful() => tracing::warn!(
+        let basis = self.keeper().lead(self.moment(), term, state_at, asked);
+        let Basis::Clocks { clocks, voters, apart_ms } = basis else { return };
+        let (at, began, is_doubtful) = (self.now(), Instant::now(), basis.is_doubtful());
+        *self.of_clocks.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(OfClocks { at, began, is_doubtful });
+        if is_doubtful {
+            tracing::warn!(
                 clocks,
+                voters,
                 apart_ms,
                 "no server has run through, and the clocks of the servers disagree: log time goes \
                  on from the smaller one; set the clocks right"
-            ),
-            Basis::Clocks { clocks, .. } => {
-                tracing::info!(clocks, "log time goes on from the clocks of the servers");
-            }
+            );
+        } else {
+            tracing::info!(clocks, voters, "log time goes on from the clocks of the servers");
         }
+    }
+
+    /// When log time last went on from wall clocks on this server, since its start.
+    pub(super) fn of_clocks(&self) -> Option<OfClocks> {
+        *self.of_clocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// This server leads no more in this term.

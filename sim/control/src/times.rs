@@ -1,7 +1,7 @@
 //! What servers know of time (ADR 0022): the real [`leader::Timekeeper`] of each, over clocks that are apart. The wall clocks of a minority are wrong by
 //! up to hours and jump; now and then a server that does not lead restarts and knows nothing any more. From dice of its own.
 //!
-//! I60, judged whenever servers have told each other: who knows log time is within a second of time, and a leader's log time runs at 0.5 to 1.05.
+//! I58, judged whenever servers have told each other: who knows log time is within a second of time, and a leader's log time runs at 0.5 to 1.05.
 
 use std::{cell::RefCell, rc::Rc};
 
@@ -186,7 +186,7 @@ impl World {
             let Some(known) = known else { continue };
             let off_ms = known.cast_signed() - time_ms.cast_signed();
             if off_ms.abs() > OFF_MS_MAX {
-                self.fail(format!("I60: server {server} is {off_ms} ms ahead of time"));
+                self.fail(format!("I58: server {server} is {off_ms} ms ahead of time"));
             }
         }
         let leader = self.servers[self.log.leader].leadership.as_deref();
@@ -200,7 +200,7 @@ impl World {
             let ran = now.saturating_sub(before);
             // In whole milliseconds.
             if now < before || ran + 20 < passed / 2 || ran > passed + passed / 20 + 20 {
-                self.fail(format!("I60: log time ran {ran} ms in {passed} ms of term {term}"));
+                self.fail(format!("I58: log time ran {ran} ms in {passed} ms of term {term}"));
             }
         }
         self.times.looked = Some((term, self.clock_ms, now));

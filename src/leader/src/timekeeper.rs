@@ -63,15 +63,20 @@ pub struct Said {
 pub enum Basis {
     /// Log time as a server knew it that ran through.
     RanThrough,
-    /// No server that answered ran through: the median of so many wall clocks. The middle ones
-    /// are this far apart.
-    Clocks { clocks: usize, apart_ms: u64 },
+    /// No server that answered ran through: the median of the wall clocks of so many of the voters.
+    /// The middle ones are this far apart.
+    Clocks { clocks: usize, voters: usize, apart_ms: u64 },
 }
 
 impl Basis {
-    /// Whether the clocks do not tell what time it is: of two the smaller counts then.
+    /// Whether no majority of the clocks tells what time it is: of two the smaller counts then.
     pub fn is_doubtful(self) -> bool {
-        matches!(self, Self::Clocks { apart_ms, .. } if apart_ms > CLOCKS_APART_MS)
+        match self {
+            Self::RanThrough => false,
+            Self::Clocks { clocks, voters, apart_ms } => {
+                apart_ms > CLOCKS_APART_MS || clocks * 2 <= voters
+            }
+        }
     }
 }
 
@@ -176,18 +181,25 @@ impl Timekeeper {
     }
 
     /// Takes in what a peer said. Its answer is as old as the way back, of which nothing is known but
-    /// that it is shorter than the round trip: so log time is taken as said, which is never ahead
-    /// of what it was, and the clock in the middle of what it may be.
+    /// that it is shorter than the round trip. What was known before and may be right stays: so a
+    /// slow answer says little, and the fastest tells most. Of what is new log time is taken as
+    /// said, which is not ahead of what it was, and a clock in the middle of what it may be.
     pub fn hear(&mut self, monotonic_ms: u64, round_trip_ms: u64, from: u64, said: Said) {
-        let clock = offset(said.wall_ms.saturating_add(round_trip_ms / 2), monotonic_ms);
+        let least = offset(said.wall_ms, monotonic_ms);
+        let most = least.saturating_add_unsigned(round_trip_ms);
+        let middle = least.saturating_add_unsigned(round_trip_ms / 2);
+        let before = self.peers.get(&from).map_or(middle, |peer| peer.clock);
+        let clock = before.clamp(least, most);
         let log_time = (said.log_time > 0).then_some(said.log_time);
         self.peers.insert(from, Peer { heard_ms: monotonic_ms, clock, log_time });
-        let Some(log_time) = log_time else { return };
+        let Some(least) = log_time else { return };
         // Only the leader itself sets back what is known: from others it would come in a circle.
         let is_newer = self
             .known
             .is_none_or(|known| said.term > known.term || (said.leads && said.term == known.term));
         if is_newer {
+            let before = self.known.map_or(least, |known| known.at(monotonic_ms));
+            let log_time = before.clamp(least, least.saturating_add(round_trip_ms));
             self.known = Some(Known { term: said.term, log_time, heard_ms: monotonic_ms });
         }
     }
@@ -231,9 +243,9 @@ impl Timekeeper {
             None => {
                 let others = self.answers(asked).map(|peer| peer.clock);
                 let clocks: Vec<Offset> = others.chain([moment.offset()]).collect();
-                let number = clocks.len();
+                let (number, voters) = (clocks.len(), asked.voters.len());
                 let Median { clock, apart_ms } = median(clocks, moment.offset());
-                (wall(clock, monotonic_ms), Basis::Clocks { clocks: number, apart_ms })
+                (wall(clock, monotonic_ms), Basis::Clocks { clocks: number, voters, apart_ms })
             }
         };
         let at = at.max(state_at);

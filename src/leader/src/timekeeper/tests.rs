@@ -159,12 +159,15 @@ fn a_new_cluster_begins_at_the_median_of_the_clocks() {
         for leader in 0..3 {
             let mut world = World::new(&[0, odd, 20]);
             let basis = world.elect(leader);
-            assert!(matches!(basis, Basis::Clocks { clocks: 3, apart_ms: 0 }), "{basis:?}");
+            assert!(
+                matches!(basis, Basis::Clocks { clocks: 3, voters: 3, apart_ms: 0 }),
+                "{basis:?}"
+            );
             world.check_right(leader);
         }
     }
     let mut world = World::new(&[0]);
-    assert!(matches!(world.elect(0), Basis::Clocks { clocks: 1, apart_ms: 0 }));
+    assert!(matches!(world.elect(0), Basis::Clocks { clocks: 1, voters: 1, apart_ms: 0 }));
     world.check_right(0);
 }
 
@@ -276,7 +279,7 @@ fn after_a_restart_of_all_log_time_goes_on_from_the_clocks() {
         world.write();
         world.now_ms += 8 * HOUR.cast_unsigned();
         world.restart_all();
-        assert_eq!(world.elect(1), Basis::Clocks { clocks: 3, apart_ms: 0 });
+        assert_eq!(world.elect(1), Basis::Clocks { clocks: 3, voters: 3, apart_ms: 0 });
         world.check_right(1);
     }
 }
@@ -301,8 +304,9 @@ fn of_two_clocks_that_disagree_the_smaller_counts_and_that_is_told() {
         assert_eq!(notes.remove(0), (1, TimeNote::ClocksAgree));
         assert_eq!(notes.iter().any(lags), expected != 0, "{notes:?}");
     }
-    let near = Basis::Clocks { clocks: 2, apart_ms: CLOCKS_APART_MS };
+    let near = Basis::Clocks { clocks: 2, voters: 3, apart_ms: CLOCKS_APART_MS };
     assert!(!near.is_doubtful() && !Basis::RanThrough.is_doubtful());
+    assert!(Basis::Clocks { clocks: 1, voters: 3, apart_ms: 0 }.is_doubtful(), "it is alone");
 }
 
 /// The clocks were ahead once, and entries were stamped so.
@@ -373,6 +377,29 @@ fn the_leader_of_an_older_term_is_not_believed() {
     keeper.hear(60, 0, 2, said(0, false, 0));
     assert_eq!(keeper.now(60), Some(49_010), "a server that knows nothing takes nothing away");
     assert!(keeper.knows(5) && !keeper.knows(6));
+}
+
+/// As after a server stood still: its questions were answered long ago, and it reads the answers now.
+#[test]
+fn slow_answers_move_nothing_that_may_be_right() {
+    let mut world = World::new(&[0, 0, 0]);
+    world.elect(0);
+    world.run(5);
+    for server in [1, 2] {
+        for peer in [0, 2] {
+            let moment = world.moment(peer);
+            let said = world.servers[peer].keeper.say(moment);
+            let at = world.moment(server).monotonic_ms;
+            world.servers[server].keeper.hear(at + 10_000, 10_000, peer as u64, said);
+        }
+    }
+    world.now_ms += 10_000;
+    let voters = world.voters();
+    for server in [1, 2] {
+        let moment = world.moment(server);
+        assert_eq!(world.servers[server].keeper.look(moment, &voters), []);
+        world.check_right(server);
+    }
 }
 
 /// Servers that hear each other do not drive log time: a leader that slows down is followed.
