@@ -37,6 +37,8 @@ pub(crate) enum Class {
     Pause,
     /// Wall clocks that jump and drift.
     Clock,
+    /// The clock of one server is wrong by hours, and all others are right; at the end it is quiet for minutes, with elections in between.
+    Apart,
     /// Syncs that take long.
     SlowDisk,
     /// Disks without space.
@@ -93,7 +95,7 @@ pub(crate) enum Class {
 
 impl Class {
     /// All of them. A new one goes where it belongs: the order decides nothing.
-    pub(crate) const ALL: [Self; 40] = [
+    pub(crate) const ALL: [Self; 41] = [
         Self::Delay,
         Self::Spikes,
         Self::Loss,
@@ -108,6 +110,7 @@ impl Class {
         Self::CrashAll,
         Self::Pause,
         Self::Clock,
+        Self::Apart,
         Self::SlowDisk,
         Self::DiskFull,
         Self::DiskErrors,
@@ -153,6 +156,7 @@ impl Class {
             Self::CrashAll => "crash-all",
             Self::Pause => "pause",
             Self::Clock => "clock",
+            Self::Apart => "apart",
             Self::SlowDisk => "slow-disk",
             Self::DiskFull => "disk-full",
             Self::DiskErrors => "disk-errors",
@@ -207,6 +211,7 @@ impl Class {
                     | Self::Checks
                     | Self::Failures
                     | Self::MassLoss
+                    | Self::Apart
             )
     }
 

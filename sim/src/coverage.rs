@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap};
 
 /// What many seeds together must have met, each at least once.
-pub(crate) const REQUIRED: [&str; 75] = [
+pub(crate) const REQUIRED: [&str; 78] = [
     "a leader was deposed",
     "a leader crashed",
     "a leader was lost while evaluations were leased",
@@ -24,6 +24,9 @@ pub(crate) const REQUIRED: [&str; 75] = [
     "a paused leader was deposed",
     "a wall clock jumped",
     "a wall clock drifted",
+    "log time went on from the clocks",
+    "a server with a wrong clock led",
+    "a leader was lost in a quiet time",
     "a disk was slow",
     "a link was cut in one direction",
     "a link flapped",

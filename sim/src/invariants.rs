@@ -1,4 +1,4 @@
-//! The invariants of a cluster, each with its number in the list of promises (I1 to I57), as far as they can be seen from outside of the code that
+//! The invariants of a cluster, each with its number in the list of promises (I1 to I58), as far as they can be seen from outside of the code that
 //! is meant to keep them.
 //!
 //! - What rows show, in one state and from one to the next: `control::invariants`, which the simulation of the control plane uses too.

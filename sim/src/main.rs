@@ -27,6 +27,7 @@ mod child;
 mod class;
 mod cli;
 mod client;
+mod clocks;
 mod coverage;
 mod invariants;
 mod jobs;

@@ -126,6 +126,7 @@ impl Nemesis {
             | Class::Machines
             | Class::Checks
             | Class::Failures
+            | Class::Apart
             | Class::MassLoss => {}
             Class::Partition => self.partition(server),
             Class::OneWay => self.one_way(server),
@@ -219,6 +220,10 @@ impl Nemesis {
     }
 
     fn clock(&mut self, server: usize) {
+        if self.swarm().has(Class::Apart) {
+            self.world.jump_odd_clock();
+            return;
+        }
         let most = self.swarm().clock_ms_max;
         let signed = |value: u64, most: u64| {
             i64::try_from(value).unwrap_or(0) - i64::try_from(most).unwrap_or(0)

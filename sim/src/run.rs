@@ -18,7 +18,7 @@ use crate::{
     aimed,
     class::Class,
     client::{self, Ended, REGISTERS, Shared},
-    invariants,
+    clocks, invariants,
     jobs::{self, Operator},
     lag, losses,
     machine::{Directories, Machine},
@@ -171,6 +171,9 @@ async fn phases(world: &World, shared: &Shared) -> anyhow::Result<bool> {
     }
     stop.send_replace(true);
     operator.finish().await;
+    if world.swarm.has(Class::Apart) && !clocks::quiet_time(world).await {
+        return Ok(false);
+    }
     Ok(last_checks(world, shared).await)
 }
 

@@ -27,6 +27,7 @@ use quorate::{
 
 use crate::{
     class::Class,
+    clocks::Clocks,
     coverage,
     invariants::{Applied, Disks, Leaders, LogTime, NodeDeaths, NodeLosses, NodeStrikes},
     network::Network,
@@ -89,7 +90,7 @@ struct Live {
     core: Option<Arc<Core>>,
 }
 
-struct State {
+pub(crate) struct State {
     slots: Vec<Slot>,
     dice: Dice,
     applied: Applied,
@@ -97,7 +98,8 @@ struct State {
     deaths: NodeDeaths,
     strikes: NodeStrikes,
     losses: NodeLosses,
-    log_time: LogTime,
+    pub(crate) log_time: LogTime,
+    pub(crate) clocks: Clocks,
     disks: Disks,
     appends: u64,
     /// Highest index that a client was told.
@@ -152,6 +154,7 @@ impl World {
             strikes: NodeStrikes::default(),
             losses: NodeLosses::default(),
             log_time: LogTime::default(),
+            clocks: Clocks::draw(swarm),
             disks: Disks::default(),
             appends: 0,
             acknowledged: 0,
@@ -168,7 +171,7 @@ impl World {
         world
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -279,6 +282,9 @@ impl World {
             let (disk, incarnation) = (slot.disk.clone(), slot.incarnation);
             if self.swarm.has(Class::Busy) && !state.calm {
                 rt::set_busy(group, self.swarm.busy_us_max);
+            }
+            if let Some(wall) = state.clocks.of(server) {
+                rt::set_wall_clock(group, wall);
             }
             (group, disk, incarnation)
         };
@@ -417,10 +423,12 @@ impl World {
     /// A server shows a state.
     pub(crate) fn judge(&self, server: usize, content: &Arc<Content>) {
         let now = rt::simulated_elapsed();
+        (0..self.count()).for_each(|server| self.note_clocks(server));
         let mut state = self.lock();
         let before = state.applied.newest().cloned();
         let mut broken = state.applied.shows(&name(server), content);
         broken.extend(state.log_time.shows(content.at(), now));
+        broken.extend(state.clocks.shows(content.at()));
         if let Some(before) = before.filter(|before| before.index() < content.index()) {
             broken.extend(state.deaths.step(&before, content, now));
             broken.extend(state.strikes.step(&before, content));
@@ -453,20 +461,20 @@ impl World {
                     verdict::note(state.leaders.leads(seen.0, leader).map(drop));
                 }
             }
-            self.watch_services(&core, &mut led);
+            self.watch_services((server, &core), &mut led);
             // Services begin a little after the metrics say so.
             let begins = last.1 == Some(core.id) && led.is_none();
             let wait = Duration::from_millis(if begins { 5 } else { 250 });
             if let Ok(Err(_)) = rt::timeout(wait, metrics.changed()).await {
                 // Raft has ended.
-                self.watch_services(&core, &mut led);
+                self.watch_services((server, &core), &mut led);
                 return;
             }
         }
     }
 
     /// What a leadership begins with, and how many leases are out when it ends.
-    fn watch_services(&self, core: &Core, led: &mut Option<(u64, usize)>) {
+    fn watch_services(&self, (server, core): (usize, &Core), led: &mut Option<(u64, usize)>) {
         let now = core.leading().map(|services| (services.epoch, services.leases_outstanding()));
         let before = led.map(|(term, _)| term);
         if let Some((term, leases)) = *led
@@ -480,6 +488,8 @@ impl World {
         if let Some((term, _)) = now
             && before != Some(term)
         {
+            self.note_clocks(server);
+            self.judge_leaders_time(server, core);
             let mut state = self.lock();
             state.deaths.leadership(term, rt::simulated_elapsed());
             verdict::note(state.leaders.begins(term, core.applied()));
@@ -510,6 +520,7 @@ impl World {
 
     /// Ends a server; false when it did not run.
     pub(crate) fn crash(&self, server: usize, how: Crash) -> bool {
+        self.note_clocks(server);
         let leases = self
             .core(server)
             .and_then(|core| core.leading())
@@ -608,7 +619,9 @@ impl World {
             if begins_anew {
                 self.crash(server, Crash::Kill);
             }
-            self.set_wall_clock(server, 0, 0);
+            if !self.is_odd(server) {
+                self.set_wall_clock(server, 0, 0);
+            }
             self.slow_disk(server, 0);
             if let Some(group) = self.group(server) {
                 rt::set_busy(group, 0);

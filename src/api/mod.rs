@@ -16,7 +16,8 @@ mod workers;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fsm::{
-    Command, Index, Plan, Proposal, Reply, RequestId, State, allocation::NodeReport, table::TableId,
+    Command, Index, Plan, Proposal, Reply, RequestId, State, TimeMs, allocation::NodeReport,
+    table::TableId,
 };
 use futures_util::future::BoxFuture;
 use leader::{PlanAnswer, broker::NackReason};
@@ -74,6 +75,8 @@ pub struct MemberInfo {
     pub leader: bool,
     pub voter: bool,
     pub presence: Presence,
+    /// How far its clock is ahead of the majority's, ms; below 0: behind it. None: that is not known.
+    pub clock_ahead_ms: Option<i64>,
 }
 
 /// Whether a server answers the one that is asked.
@@ -125,6 +128,13 @@ pub trait Api: Send + Sync + 'static {
         after: Index,
         timeout: Duration,
     ) -> BoxFuture<'_, ()>;
+
+    /// The time of the cluster now: log time as this server knows it, Unix ms.
+    fn now_ms(&self) -> TimeMs;
+
+    /// How far that is behind the clocks of a majority, ms; below 0: ahead of them. None: these do
+    /// not agree, or it is not known yet.
+    fn behind_ms(&self) -> Option<i64>;
 
     /// A fresh random id.
     fn new_id(&self) -> [u8; 16];

@@ -32,8 +32,8 @@ fn hash64(bytes: &[u8]) -> u64 {
 /// request carries other values.
 fn without_fresh_ids(mut command: Command) -> Command {
     match &mut command {
-        Command::RegisterJob(RegisterJob { wall_s, evaluation, .. }) => {
-            *wall_s = 0;
+        Command::RegisterJob(RegisterJob { now_s, evaluation, .. }) => {
+            *now_s = 0;
             *evaluation = fsm::EvaluationId::default();
         }
         Command::DeregisterJob(DeregisterJob { evaluation, .. })
@@ -121,10 +121,10 @@ mod tests {
 
     #[test]
     fn a_retry_has_the_hash_of_its_request_and_another_request_has_not() {
-        let register = |count, wall_s, id| {
+        let register = |count, now_s, id| {
             let spec = fsm::testing::job("web", fsm::JobKind::Service, count);
             let command = RegisterJob::new(spec.into(), fsm::EvaluationId([id; 16]));
-            hash(&Command::RegisterJob(RegisterJob { wall_s, ..command }))
+            hash(&Command::RegisterJob(RegisterJob { now_s, ..command }))
         };
         assert_eq!(register(1, 1, 1), register(1, 2, 2), "the clock went on");
         assert_ne!(register(1, 1, 1), register(2, 1, 1));

@@ -8,9 +8,13 @@ use serde_json::Value;
 use super::context::{Context, Exit, Outcome};
 use super::output::{Style, table};
 use super::process;
+use super::time;
 use super::view::Fields;
 use crate::config::{Flag, Sources};
 use crate::reload::ServerReload;
+
+/// How far clocks may be apart without a word, ms.
+const OFF_MS_MAX: i64 = 1_000;
 
 pub(crate) const EXAMPLES: &str = "Examples:
   quorate server --config cluster-configs/three/server-1.toml
@@ -150,8 +154,10 @@ fn members(context: &Context, arguments: &MembersArgs) -> Outcome {
         ],
         &lines,
     ))?;
-    for warning in warnings(answer.items("Members")) {
-        context.output.advice(format!("\n{warning}"));
+    let mut notes = warnings(answer.items("Members"));
+    notes.extend(times(&answer));
+    for note in notes {
+        context.output.advice(format!("\n{note}"));
     }
     if let Some(error) = trouble {
         context.output.advice(format!("\nThe leader is not known: {error}"));
@@ -182,6 +188,27 @@ fn warnings(members: &[Value]) -> Vec<String> {
     warnings
 }
 
+/// What an operator should know of the clocks: those that are wrong, and log time while it is.
+fn times(answer: &Value) -> Vec<String> {
+    let off = |ms: i64| {
+        let word = if ms > 0 { "ahead of" } else { "behind" };
+        (ms.abs() > OFF_MS_MAX).then(|| (time::span(ms.abs() / 1000), word))
+    };
+    let of_member = |member: &Value| {
+        let (span, word) = off(member.get("Tags")?.text("clock_ahead_ms").parse().ok()?)?;
+        let name = member.text("Name");
+        Some(format!("The clock of {name} is {span} {word} the others': set it right"))
+    };
+    let mut lines: Vec<String> = answer.items("Members").iter().filter_map(of_member).collect();
+    let behind_ms = answer.get("LogTimeBehindMs").and_then(Value::as_i64);
+    if let Some((span, word)) = behind_ms.and_then(|ms| off(-ms)) {
+        lines.push(format!(
+            "Log time is {span} {word} the clocks of the servers: so far off are deadlines and times shown, until it has caught up"
+        ));
+    }
+    lines
+}
+
 fn detail(member: &Value) -> Vec<String> {
     let tags: Vec<String> = member
         .entries("Tags")
@@ -210,4 +237,27 @@ fn line(member: &Value, leader: &str) -> Vec<String> {
         tags.shown("dc"),
         tags.shown("region"),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn wrong_clocks_and_a_lag_are_told_and_small_ones_are_not() {
+        let member =
+            |name: &str, ms: &str| json!({ "Name": name, "Tags": { "clock_ahead_ms": ms } });
+        let unknown = json!({ "Name": "d", "Tags": {} });
+        let members = [member("a", "3600000"), member("b", "-61000"), member("c", "900"), unknown];
+        let lines = times(&json!({ "Members": members, "LogTimeBehindMs": 90_000 }));
+        assert_eq!(lines[0], "The clock of a is 1h ahead of the others': set it right");
+        assert_eq!(lines[1], "The clock of b is 1m1s behind the others': set it right");
+        assert!(lines[2].starts_with("Log time is 1m30s behind the clocks of the servers: "));
+        assert_eq!(lines.len(), 3);
+        for right in [json!(0), json!(-1_000), Value::Null] {
+            assert!(times(&json!({ "Members": [], "LogTimeBehindMs": right })).is_empty());
+        }
+    }
 }

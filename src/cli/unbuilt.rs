@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use super::argv::KnownFlags;
 
 /// Commands, or the first words of several, and what to do instead.
-const COMMANDS: [(&str, &str); 58] = [
+const COMMANDS: [(&str, &str); 57] = [
     (
         "acl",
         "there is no access control: let only those reach the API who may use it (SECURITY.md)",

@@ -47,6 +47,7 @@ async fn members(call: Call) -> Result<Answer, Error> {
         "ServerName": call.api.this_member().name,
         "ServerRegion": call.options.region,
         "ServerDC": call.options.datacenter,
+        "LogTimeBehindMs": call.api.behind_ms(),
         "Members": members,
     });
     call.answer(&answer, None)

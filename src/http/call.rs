@@ -13,7 +13,7 @@ use axum::{
     http::{HeaderMap, Method, StatusCode, Uri, header},
 };
 use bytes::Bytes;
-use fsm::{Command, EvaluationId, Reply, RequestId, Text};
+use fsm::{Command, EvaluationId, Reply, RequestId, Text, TimeMs};
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -131,6 +131,17 @@ impl Call {
             return Err(Error::no_region());
         }
         Ok(())
+    }
+
+    /// The time of the cluster now, Unix seconds.
+    pub(crate) fn now_s(&self) -> i64 {
+        i64::try_from(self.api.now_ms() / 1000).unwrap_or(i64::MAX)
+    }
+
+    /// The time of the cluster whenever it is asked, Unix ms: a blocking query shows its answer later.
+    pub(crate) fn clock(&self) -> impl Fn() -> TimeMs + Send + Sync + 'static + use<> {
+        let api = Arc::clone(&self.api);
+        move || api.now_ms()
     }
 
     /// The id of a request with an `Idempotency-Key`: scoped by namespace and token.

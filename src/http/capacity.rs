@@ -75,8 +75,9 @@ async fn members(call: Call) -> Result<Answer, Error> {
 
 async fn explain(call: Call) -> Result<Answer, Error> {
     let name: Text = call.segment(1).into();
+    let now = call.clock();
     let view = |state: &State| {
-        let sentences = elastic::explain::group(state, state.at(), &name)?;
+        let sentences = elastic::explain::group(state, now(), &name)?;
         Some(json!({ "Group": &*name, "Sentences": sentences }))
     };
     call.derived("capacity group", TABLES, extent(&name), view).await

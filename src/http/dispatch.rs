@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use super::{answer::Answer, body::Fields, call::Call, error::Error, job::Target};
 use crate::{
     api::{ReadMode, Written},
-    base64, clock,
+    base64,
     jobspec::is_printable,
 };
 
@@ -209,7 +209,7 @@ fn dispatched_of_many(
         if ids.insert(child.id.clone()) {
             break;
         }
-        child.id = child_id(parent, prefix, call.api.new_id());
+        child.id = child_id(parent, prefix, call.now_s(), call.api.new_id());
     }
     Ok(child)
 }
@@ -236,7 +236,7 @@ fn dispatched(call: &Call, parent: &JobKey, fields: &Fields<'_>) -> Result<Dispa
     let prefix = fields.text("IdPrefixTemplate")?.unwrap_or("");
     check_prefix(prefix, &fields.place("IdPrefixTemplate"))?;
     Ok(Dispatched {
-        id: child_id(parent, prefix, call.api.new_id()),
+        id: child_id(parent, prefix, call.now_s(), call.api.new_id()),
         payload,
         meta,
         priority,
@@ -260,12 +260,12 @@ fn check_prefix(prefix: &str, place: &str) -> Result<(), Error> {
     Ok(())
 }
 
-fn child_id(parent: &JobKey, prefix: &str, random: [u8; 16]) -> Text {
+/// With the second in which the child was dispatched, and a random part.
+fn child_id(parent: &JobKey, prefix: &str, now_s: i64, random: [u8; 16]) -> Text {
     let [.., a, b, c, d] = random;
     let number = u32::from_be_bytes([a, b, c, d]);
     let dash = if prefix.is_empty() { "" } else { "-" };
-    let seconds = clock::wall_ms() / 1000;
-    format!("{}/dispatch-{prefix}{dash}{seconds}-{number:08x}", parent.id).into()
+    format!("{}/dispatch-{prefix}{dash}{now_s}-{number:08x}", parent.id).into()
 }
 
 /// Dispatches by entry, in their order. The cut depends on what was sent alone.
@@ -364,8 +364,8 @@ mod tests {
     #[test]
     fn an_id_has_its_prefix_time_and_eight_digits() {
         let parent = JobKey::new("default", "a/b");
-        let id = child_id(&parent, "x", [0xab; 16]);
-        assert!(id.starts_with("a/b/dispatch-x-") && id.ends_with("-abababab"), "{id}");
+        let id = child_id(&parent, "x", 1_700_000_000, [0xab; 16]);
+        assert!(id.starts_with("a/b/dispatch-x-1700000000-") && id.ends_with("-abababab"), "{id}");
         assert_eq!(JobKey::new("default", id).parent(), Some("a/b"));
         assert!(check_prefix("a/b", "IdPrefixTemplate").is_err());
         assert!(check_prefix(&"x".repeat(160), "IdPrefixTemplate").is_err());

@@ -29,9 +29,10 @@ pub(crate) fn routes() -> Router<Context> {
 
 async fn list(call: Call) -> Result<Answer, Error> {
     let matches = selection(&call)?;
+    let now = call.clock();
     call.list(TABLES, move |state, list| {
         let rows: Vec<_> = state.evaluations().iter().filter(|e| matches(e)).collect();
-        list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation_in(state, e, None))
+        list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation_in(state, now(), e, None))
     })
     .await
 }
@@ -39,11 +40,12 @@ async fn list(call: Call) -> Result<Answer, Error> {
 async fn count(call: Call) -> Result<Answer, Error> {
     let matches = selection(&call)?;
     let filter = call.filter()?;
+    let now = call.clock();
     let count = move |state: &State| {
         let mut count: usize = 0;
         for evaluation in state.evaluations().iter().filter(|e| matches(e)) {
             let selected = filter.as_ref().map_or(Ok(true), |filter| {
-                filter.selects(&view::evaluation_in(state, evaluation, None), None)
+                filter.selects(&view::evaluation_in(state, now(), evaluation, None), None)
             });
             count += usize::from(selected?);
         }
@@ -114,11 +116,12 @@ async fn delete_some(call: &Call, ids: Vec<EvaluationId>) -> Result<(Written, u6
 async fn selected_ids(call: &Call, filter: Filter) -> Result<Vec<EvaluationId>, Error> {
     let state = call.read().await?.state;
     let namespaces = call.namespaces();
+    let now = call.api.now_ms();
     call.in_turn(state.evaluations().len(), move || {
         let mut ids = Vec::new();
         for row in state.evaluations().iter() {
             let is_asked = namespaces.contains(&row.job.namespace);
-            if is_asked && filter.selects(&view::evaluation_in(&state, row, None), None)? {
+            if is_asked && filter.selects(&view::evaluation_in(&state, now, row, None), None)? {
                 ids.push(row.id);
             }
         }
@@ -144,11 +147,12 @@ fn selection(call: &Call) -> Result<impl Fn(&Evaluation) -> bool + Send + 'stati
 async fn read(call: Call) -> Result<Answer, Error> {
     let id: EvaluationId = call.id(1)?;
     let with_related = call.flag("related")?;
+    let now = call.clock();
     let index = |state: &State| state.evaluations().get(&id).map(|e| e.modify_index);
     let view = |state: &State| {
         let evaluation = state.evaluations().get(&id)?;
         let related = with_related.then(|| related(state, evaluation));
-        Some(view::evaluation_in(state, evaluation, related))
+        Some(view::evaluation_in(state, now(), evaluation, related))
     };
     call.item("eval", TABLES, index, view).await
 }

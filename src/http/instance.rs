@@ -28,13 +28,14 @@ pub(crate) fn routes() -> Router<Context> {
 async fn list(call: Call) -> Result<Answer, Error> {
     let prefix = IdPrefix::of(&call)?;
     let pool: Option<Text> = call.parameter("pool").filter(|pool| !pool.is_empty()).map(Into::into);
+    let now = call.clock();
     call.list(TABLES, move |state, list| {
         let rows: Vec<_> = match &pool {
             Some(pool) => state.instances_of(pool).collect(),
             None => state.instances().iter().collect(),
         };
         let rows = rows.into_iter().filter(|row| prefix.matches(&row.id.0)).collect();
-        list.fill(rows, |row| row.id, |row| view::instance(state, row))
+        list.fill(rows, |row| row.id, |row| view::instance(state, now(), row))
     })
     .await
 }
@@ -42,7 +43,9 @@ async fn list(call: Call) -> Result<Answer, Error> {
 async fn read(call: Call) -> Result<Answer, Error> {
     let id: InstanceId = call.id(1)?;
     let index = |state: &State| state.instances().get(&id).map(|row| row.modify_index);
-    let view = |state: &State| state.instances().get(&id).map(|row| view::instance(state, row));
+    let now = call.clock();
+    let view =
+        |state: &State| state.instances().get(&id).map(|row| view::instance(state, now(), row));
     call.item("instance", &[TableId::Instances], index, view).await
 }
 

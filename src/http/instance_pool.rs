@@ -27,10 +27,11 @@ pub(crate) fn routes() -> Router<Context> {
 
 async fn list(call: Call) -> Result<Answer, Error> {
     let prefix = call.parameter("prefix").unwrap_or("").to_owned();
+    let now = call.clock();
     call.list(TABLES, move |state, list| {
         let rows: Vec<_> =
             state.instance_pools().iter().filter(|p| p.name.starts_with(&prefix)).collect();
-        list.fill(rows, |pool| pool.name.clone(), |pool| view::instance_pool(state, pool))
+        list.fill(rows, |pool| pool.name.clone(), |pool| view::instance_pool(state, now(), pool))
     })
     .await
 }
@@ -39,7 +40,8 @@ async fn read(call: Call) -> Result<Answer, Error> {
     let name: Text = call.segment(1).into();
     let row = |state: &State| state.instance_pools().get(&name).cloned();
     let extent = |state: &State| if row(state).is_some() { Extent::Whole } else { Extent::Nothing };
-    let view = |state: &State| row(state).map(|pool| view::instance_pool(state, &pool));
+    let now = call.clock();
+    let view = |state: &State| row(state).map(|pool| view::instance_pool(state, now(), &pool));
     call.derived("instance pool", TABLES, extent, view).await
 }
 

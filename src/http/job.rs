@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     api::{ReadMode, Written},
-    clock, jobspec,
+    jobspec,
 };
 
 const JOB_TABLES: &[TableId] = &[TableId::Jobs];
@@ -242,6 +242,7 @@ async fn allocations(call: &Call, key: JobKey) -> Result<Answer, Error> {
 async fn evaluations(call: &Call, key: JobKey) -> Result<Answer, Error> {
     let all = call.flag("all")?;
     let watched = key.clone();
+    let now = call.clock();
     let extent = move |state: &State| Extent::evaluations_of_job(state, &watched);
     call.list_within(&[TableId::Evaluations], extent, move |state, list| {
         let current = state.jobs().get(&key).map(|job| job.create_index);
@@ -249,7 +250,7 @@ async fn evaluations(call: &Call, key: JobKey) -> Result<Answer, Error> {
             .evaluations_of_job(&key)
             .filter(|e| all || current.is_none_or(|current| e.create_index >= current))
             .collect();
-        list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation_in(state, e, None))
+        list.fill(rows, |e| (e.create_index, e.id), |e| view::evaluation_in(state, now(), e, None))
     })
     .await
 }
@@ -292,7 +293,8 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
     if id_in_path.is_some_and(|path| path != id) {
         return Err(Error::bad("Job ID does not match name in request path"));
     }
-    let converted = jobs_bridge::convert(&job).map_err(|errors| Error::bad(errors.join("\n")))?;
+    let converted =
+        jobs_bridge::convert(&job, call.now_s()).map_err(|errors| Error::bad(errors.join("\n")))?;
     let (submission, dropped) = submission_of(&fields)?;
     let mut warnings = converted.warnings;
     warnings.extend(dropped);
@@ -300,7 +302,7 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
     let command = Command::RegisterJob(RegisterJob {
         enforce_index,
         evaluation_priority,
-        wall_s: clock::wall_s(),
+        now_s: call.now_s(),
         submission: submission.map(Arc::new),
         preserve_counts: fields.flag("PreserveCounts")?,
         preserve_resources: fields.flag("PreserveResources")?,
@@ -412,7 +414,7 @@ async fn evaluate(call: &Call, target: &Target) -> Result<Answer, Error> {
 
 /// Starts a periodic job now, beside its due times.
 async fn force(call: &Call, target: &Target) -> Result<Answer, Error> {
-    let due_s = clock::wall_s();
+    let due_s = call.now_s();
     let evaluation = call.evaluation_id();
     let command = ForcePeriodic { job: target.key(call)?, due_s, evaluation };
     let written = call.write(command.into()).await?;
@@ -462,7 +464,8 @@ async fn parse(call: Call) -> Result<Answer, Error> {
 async fn validate(call: Call) -> Result<Answer, Error> {
     let body = call.json_required()?;
     let job = job_of(&call, &Fields::of(&body)?)?;
-    let (errors, warnings, is_checked) = match jobs_bridge::convert(&job) {
+    let now_s = call.now_s();
+    let (errors, warnings, is_checked) = match jobs_bridge::convert(&job, now_s) {
         Ok(converted) => {
             let spec = Arc::new(converted.spec);
             let state = call.read().await?.state;
@@ -471,7 +474,7 @@ async fn validate(call: Call) -> Result<Answer, Error> {
             let mut tasks = spec.groups.iter().flat_map(|group| &group.tasks);
             let is_checked = tasks.all(|task| jobspec::driver_is_checked(&task.driver));
             let command = RegisterJob::new(spec, EvaluationId(call.api.new_id()));
-            let errors = match job_plan::registered(&state, command) {
+            let errors = match job_plan::registered(&state, call.api.now_ms(), command) {
                 // That nothing may be registered now says nothing about the job.
                 Ok(_) | Err(Rejection::RegistrationDisabled) => Vec::new(),
                 Err(rejection) => vec![rejection.to_string()],

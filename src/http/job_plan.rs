@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use fsm::{
     Command, Evaluation, EvaluationId, EvaluationStatus, Index, Job, JobVersion, Metrics, Plan,
-    Proposal, Rejection, Reply, State, Text,
+    Proposal, Rejection, Reply, State, Text, TimeMs,
     job::{JobSpec, RegisterJob},
     plan::Outcome,
     table::ChangeSet,
@@ -26,7 +26,7 @@ use super::{
     job::job_of,
     job_warnings, jobs_bridge, view,
 };
-use crate::{clock, jobspec};
+use crate::jobspec;
 
 /// Passes of one prediction: each places up to `fsm::limits::PLAN_PLACEMENTS_MAX` instances.
 const PASSES_MAX: u32 = 64;
@@ -55,7 +55,8 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
     if Fields::of(&job)?.text("ID")?.unwrap_or("") != id {
         return Err(Error::bad("Job ID does not match"));
     }
-    let converted = jobs_bridge::convert(&job).map_err(|errors| Error::bad(errors.join("\n")))?;
+    let converted =
+        jobs_bridge::convert(&job, call.now_s()).map_err(|errors| Error::bad(errors.join("\n")))?;
     let spec = Arc::new(converted.spec);
     let evaluation = EvaluationId(call.api.new_id());
     let command = RegisterJob {
@@ -69,7 +70,8 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
     let state = snapshot.state;
     let mut warnings = converted.warnings;
     warnings.extend(job_warnings::of_cluster(&state, &spec));
-    let prediction = call.in_turn(ROWS, move || predict(&state, command, with_diff)).await?;
+    let now = call.api.now_ms();
+    let prediction = call.in_turn(ROWS, move || predict(&state, now, command, with_diff)).await?;
     let failed: Map<_, _> = prediction
         .failed
         .iter()
@@ -90,27 +92,32 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
         "FailedTGAllocs": if failed.is_empty() { Value::Null } else { failed.into() },
         "Index": index,
         "JobModifyIndex": prediction.job_modify_index,
-        "NextPeriodicLaunch": next_launch(&spec),
+        "NextPeriodicLaunch": next_launch(&spec, call.now_s()),
         "Warnings": warnings.join("\n"),
     });
     call.answer(&answer, Some(meta))
 }
 
 /// When a periodic job would start if it were registered now.
-fn next_launch(spec: &JobSpec) -> Value {
+fn next_launch(spec: &JobSpec, now_s: i64) -> Value {
     let next = spec.periodic.as_ref().filter(|block| block.enabled).and_then(|block| {
         let schedule = cron::Schedule::parse(&block.specs, &block.time_zone).ok()?;
-        schedule.next_after(i64::try_from(clock::wall_ms() / 1000).ok()?)
+        schedule.next_after(now_s)
     });
     next.map_or(Value::Null, |unix_s| calendar::DateTime::from_unix(unix_s).rfc3339().into())
 }
 
-fn predict(state: &State, command: RegisterJob, with_diff: bool) -> Result<Prediction, Error> {
+fn predict(
+    state: &State,
+    now: TimeMs,
+    command: RegisterJob,
+    with_diff: bool,
+) -> Result<Prediction, Error> {
     let RegisterJob { evaluation, .. } = command;
     let key = command.spec.key.clone();
     let before = current(state, &key);
     let job_modify_index = before.as_ref().map_or(0, |(job, _)| job.job_modify_index);
-    let mut trial = registered(state, command)?;
+    let mut trial = registered(state, now, command)?;
     let after = current(&trial, &key);
     let mut prediction = Prediction {
         annotations: Annotations::default(),
@@ -122,7 +129,7 @@ fn predict(state: &State, command: RegisterJob, with_diff: bool) -> Result<Predi
     };
     let spec = after.as_ref().map(|(_, version)| &*version.spec);
     if let Some(spec) = spec.filter(|spec| spec.is_parent()) {
-        trial = child_of(state, spec, evaluation)?;
+        trial = child_of(state, now, spec, evaluation)?;
     }
     let mut memory = Memory::default();
     for attempt in 0..PASSES_MAX {
@@ -143,7 +150,7 @@ fn predict(state: &State, command: RegisterJob, with_diff: bool) -> Result<Predi
         if let Some(outcome) = plan.outcome {
             let left = left_behind(&trial, &row, &outcome);
             let shown = left.iter().map(|row| {
-                let mut shown = view::evaluation_in(&trial, row, None);
+                let mut shown = view::evaluation_in(&trial, trial.at(), row, None);
                 shown["JobID"] = (&*key.id).into();
                 shown
             });
@@ -171,17 +178,26 @@ fn predict(state: &State, command: RegisterJob, with_diff: bool) -> Result<Predi
 }
 
 /// The state with what a periodic or parameterized job runs: its children are it, without the block that makes them. The child has an id that no job has.
-fn child_of(state: &State, parent: &JobSpec, evaluation: EvaluationId) -> Result<State, Error> {
+fn child_of(
+    state: &State,
+    now: TimeMs,
+    parent: &JobSpec,
+    evaluation: EvaluationId,
+) -> Result<State, Error> {
     let mut spec = JobSpec { periodic: None, parameterized: None, ..parent.clone() };
     spec.key.id = format!("{}\u{0}", spec.key.id).into();
-    Ok(registered(state, RegisterJob::new(Arc::new(spec), evaluation))?)
+    Ok(registered(state, now, RegisterJob::new(Arc::new(spec), evaluation))?)
 }
 
 /// The state with a registration, as `apply` would take it.
-pub(super) fn registered(state: &State, command: RegisterJob) -> Result<State, Rejection> {
+pub(super) fn registered(
+    state: &State,
+    now: TimeMs,
+    command: RegisterJob,
+) -> Result<State, Rejection> {
     let mut trial = state.clone();
     let command = Command::RegisterJob(command);
-    let proposal = Proposal { at: state.at(), epoch: None, request: None, command };
+    let proposal = Proposal { at: now, epoch: None, request: None, command };
     let index = state.index().saturating_add(1);
     let applied = trial.apply(index, state.term(), &proposal, &mut ChangeSet::trial());
     if let Reply::Rejected(rejection) = applied.reply {

@@ -17,7 +17,7 @@ use super::{
     job::{Target, job_reply},
     view,
 };
-use crate::{api::Written, clock, jobspec};
+use crate::{api::Written, jobspec};
 
 pub(super) const TABLES: &[TableId] = &[TableId::Jobs, TableId::JobVersions];
 
@@ -94,7 +94,7 @@ pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error
         submission: row.submission.clone(),
         stop: row.stop,
         enforce_index: Some(index),
-        wall_s: clock::wall_s(),
+        now_s: call.now_s(),
         reverts_to: Some(version),
         ..RegisterJob::new(row.spec.clone(), call.evaluation_id())
     });

@@ -4,10 +4,7 @@ use fsm::{Job, JobVersion, job::JobSpec, job::JobStatus};
 use serde_json::{Value, json};
 
 use super::error::Error;
-use crate::{
-    clock,
-    jobspec::{self, JobFields},
-};
+use crate::jobspec::{self, JobFields};
 
 /// A job as the state machine takes it, and what to tell its author.
 pub(crate) struct Converted {
@@ -17,11 +14,10 @@ pub(crate) struct Converted {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Converts a job; the errors are one text per field.
-pub(crate) fn convert(job: &Value) -> Result<Converted, Vec<String>> {
+/// Converts a job at this time, Unix seconds; the errors are one text per field.
+pub(crate) fn convert(job: &Value, now_s: i64) -> Result<Converted, Vec<String>> {
     match jobspec::to_spec(job) {
         Ok(conversion) => {
-            let now_s = clock::wall_s();
             jobspec::check_to_come(&conversion.spec, now_s)
                 .map_err(|error| vec![error.to_string()])?;
             Ok(Converted { spec: conversion.spec, warnings: conversion.warnings })

@@ -17,7 +17,6 @@ use super::{
 };
 use crate::{
     api::{ApiError, Limit, ReadMode, Snapshot, Written, failure, payload},
-    clock::Clock,
     plant::{Plant, is_planted},
     provider::Provider as _,
     published::StateCell,
@@ -109,7 +108,6 @@ pub(super) async fn read_index(
 #[derive(Clone)]
 pub(crate) struct Writes {
     pub(super) cell: Arc<StateCell>,
-    pub(super) clock: Clock,
     pub(super) contact: Arc<Contact>,
     pub(super) leading: Arc<Leading>,
     /// Where machines of pools come from: some providers do not suit every cluster.
@@ -152,8 +150,8 @@ impl Writes {
                     return Err(ApiError::Unknown);
                 }
                 Ok(Written { index, reply: Reply::Rejected(fsm::Rejection::SessionExpired) }) => {
-                    // The stamp is this server's log time, which lags: nothing was changed. Stamp
-                    // the request again once this server has caught up.
+                    // The stamp is log time as this server knows it, which lags: nothing was changed.
+                    // Stamp the request again once this server has caught up.
                     last = ApiError::NotReady("it is far behind the others".to_owned());
                     self.cell.wait_for(index, until(deadline)).await;
                     request.stamped_at = self.log_time();
@@ -283,15 +281,9 @@ impl Writes {
         Request { id, stamped_at: self.log_time(), payload_hash }
     }
 
-    /// Log time as this server knows it: behind the leader's by at most
-    /// [`leader::limits::TICK_AFTER_MS`] and a little more.
+    /// Log time as this server knows it.
     pub(crate) fn log_time(&self) -> fsm::TimeMs {
-        match self.cell.load().at() {
-            // The log is empty: its first entry brings wall time, by which a stamp of 0 would have
-            // expired long ago.
-            0 => self.clock.wall_ms(),
-            at => at,
-        }
+        self.contact.time.now()
     }
 
     /// A fresh request id: log time and random bits (a version 7 UUID, RFC 9562). Sessions end in

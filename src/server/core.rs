@@ -27,6 +27,7 @@ use super::{
     members::Contact,
     removal::Leaver,
     said::Said,
+    server_time::{self, ServerTime},
     watchdog::Watched,
     worker::{self, Control, WorkerStats, Workplace},
 };
@@ -188,7 +189,8 @@ impl Core {
         };
         let settings = Arc::new(settings);
         let providers = Arc::clone(&parts.providers);
-        let contact = Contact::new(Arc::clone(&settings), id, raft.clone(), parts.transport, heard);
+        let known = (heard, Arc::new(ServerTime::new(id, clock, Arc::clone(&cell))));
+        let contact = Contact::new(Arc::clone(&settings), id, raft.clone(), parts.transport, known);
         let contact = Arc::new(contact);
         let leading = Arc::new(Leading::default());
         let (reports, report_queue) = super::reports::channel();
@@ -209,7 +211,6 @@ impl Core {
             },
             writes: Writes {
                 cell: Arc::clone(&cell),
-                clock,
                 contact: Arc::clone(&contact),
                 leading: Arc::clone(&leading),
                 providers: Arc::clone(&providers),
@@ -232,7 +233,7 @@ impl Core {
             wal_thread: std::sync::Mutex::new(wal_thread),
             settings,
         });
-        core.start_tasks(clock, &parts.disk, providers, inlets);
+        core.start_tasks(&parts.disk, providers, inlets);
         super::watchdog::start(Watched {
             contact: Arc::clone(&core.contact),
             lifecycle: Arc::clone(&core.lifecycle),
@@ -243,13 +244,7 @@ impl Core {
         Ok(core)
     }
 
-    fn start_tasks(
-        &self,
-        clock: Clock,
-        disk: &Arc<dyn Disk>,
-        providers: Arc<Providers>,
-        inlets: Inlets,
-    ) {
+    fn start_tasks(&self, disk: &Arc<dyn Disk>, providers: Arc<Providers>, inlets: Inlets) {
         let contact = || Arc::clone(&self.contact);
         let cell = || Arc::clone(&self.cell);
         let leading = || Arc::clone(&self.leading);
@@ -261,14 +256,14 @@ impl Core {
             cluster: cluster(),
             times: CallTimes::default(),
         });
-        let of =
-            Ingredients { contact: contact(), cell: cell(), clock, leading: leading(), caller };
+        let of = Ingredients { contact: contact(), cell: cell(), leading: leading(), caller };
         rt::spawn(super::leadership::watch(of, self.stopping()));
         let lifecycle = || Arc::clone(&self.lifecycle);
         rt::spawn(watch_recovery(contact(), lifecycle(), inlets.recovered));
         rt::spawn(contact().keep());
         rt::spawn(super::peers::run(contact(), cluster(), leading(), self.stopping()));
         rt::spawn(super::majority::run(contact(), self.stopping()));
+        rt::spawn(server_time::follow(contact(), self.stopping()));
         rt::spawn(super::reports::run(self.writes.clone(), self.stopping(), inlets.reports));
         rt::spawn(super::read_rounds::run(contact(), cell(), self.stopping(), inlets.reads));
         let chores = Chores {

@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fsm::{
-    Command, Index, NodeId, Plan, Proposal, RequestId, allocation::NodeReport, table::TableId,
+    Command, Index, NodeId, Plan, Proposal, RequestId, TimeMs, allocation::NodeReport,
+    table::TableId,
 };
 use futures_util::{FutureExt, future::BoxFuture};
 use leader::{PlanAnswer, broker::NackReason};
@@ -69,6 +70,14 @@ impl Api for Core {
         timeout: Duration,
     ) -> BoxFuture<'_, ()> {
         self.cell.changed(tables, after, timeout).boxed()
+    }
+
+    fn now_ms(&self) -> TimeMs {
+        self.contact.time.now()
+    }
+
+    fn behind_ms(&self) -> Option<i64> {
+        self.contact.time.behind_ms()
     }
 
     fn new_id(&self) -> [u8; 16] {
@@ -253,6 +262,7 @@ impl PeerApi for Core {
                 digest: digests::digest_at(&self.cell, request.digest_mark),
                 disk_full: self.has_full_disk(),
                 boot_id: self.settings.boot.map(|id| id.to_vec()).unwrap_or_default().into(),
+                time: Some(self.contact.time.say()),
                 membership_index: standing.membership_index,
                 listed: standing.is_listed,
                 replaced_by: standing.replaced_by.unwrap_or(0),

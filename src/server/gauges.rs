@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use fsm::{Liveness, State, node::SuspendReason, pool::Behavior, resources::Resources};
+use fsm::{Liveness, State, TimeMs, node::SuspendReason, pool::Behavior, resources::Resources};
 
 use super::core::Core;
 use crate::{api::Presence, raft::WatchReceiver};
@@ -48,7 +48,7 @@ fn node_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
 }
 
 /// Instance pools: what each has, what that costs in an hour, and how much of it is used.
-fn pool_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
+fn pool_gauges(state: &State, now: TimeMs, put: &mut impl FnMut(&str, u64)) {
     for pool in state.instance_pools().iter() {
         let mut words: BTreeMap<&str, u64> =
             ["requested", "booting", "idle", "running", "shutdown", "held", "draining"]
@@ -81,7 +81,7 @@ fn pool_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
         gauge("memory_mb", capacity.memory_mb);
         gauge("memory_used_mb", used.memory_mb);
         let limits = state.provider_limits().iter().filter(|limit| limit.pool == pool.name);
-        let limits = limits.filter(|limit| state.is_in_force(limit, state.at()));
+        let limits = limits.filter(|limit| state.is_in_force(limit, now));
         gauge("limits", limits.count() as u64);
     }
 }
@@ -156,12 +156,19 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("state.evaluations", state.evaluations().len() as u64);
     put("state.allocations", state.allocations().len() as u64);
     node_gauges(&state, &mut put);
-    pool_gauges(&state, &mut put);
+    pool_gauges(&state, core.contact.time.now(), &mut put);
     provider_gauges(core, &mut put);
     put("process.resident_bytes", resident_bytes());
     put("process.cpu_ms", cpu_ms());
     if let Some(services) = core.leading() {
         services.gauges(&mut put);
+    }
+    let time = &core.contact.time;
+    let times =
+        [("log_time.lag_ms", time.behind_ms()), ("clock.ahead_ms", time.clock_ahead_ms(core.id))];
+    for (name, ms) in times {
+        #[expect(clippy::cast_precision_loss, reason = "gauges are approximate beyond 2^53")]
+        out.extend(ms.map(|ms| (format!("nomad.{name}"), ms as f64)));
     }
     out
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use fsm::NodeId;
 
-use super::members::Contact;
+use super::{members::Contact, peers::PROBE_TIMEOUT};
 
 /// The kernel's id of one boot of one host.
 pub type BootId = [u8; 16];
@@ -47,7 +47,7 @@ pub(super) async fn require_one(contact: &Contact) -> Result<(), String> {
         servers.filter(|server| contact.boot_of(server.id).is_none())
     };
     let asked = unknown().filter(|server| server.id != contact.id).map(|server| async move {
-        contact.hear(server.id, &server.rpc_address).await;
+        contact.hear(server.id, &server.rpc_address, PROBE_TIMEOUT).await;
     });
     futures_util::future::join_all(asked).await;
     if let Some(why) = several(contact) {

@@ -33,10 +33,10 @@ use super::{
     member_times::MemberTimes,
     members::{Contact, silent_servers},
     requirements,
+    server_time::{self, ServerTime},
 };
 use crate::{
     api::{ApiError, Limit, Sample, Written},
-    clock::{self, Clock, LogClock},
     published::{EffectBatch, EffectFeed, StateCell},
     raft::{EntryData, Raft, WatchReceiver, convert},
     rt::{self, Instant, Notify, Semaphore, mpsc, watch},
@@ -59,7 +59,6 @@ const PLANS_WAITING_MAX: usize = 4_096;
 pub(super) struct Ingredients {
     pub(super) contact: Arc<Contact>,
     pub(super) cell: Arc<StateCell>,
-    pub(super) clock: Clock,
     pub(super) leading: Arc<Leading>,
     pub(super) caller: Arc<Caller>,
 }
@@ -81,9 +80,11 @@ pub(super) async fn watch(of: Ingredients, mut stopping: watch::Receiver<bool>) 
         {
             // The barrier: everything of earlier terms is applied before a service looks at the
             // state.
-            match contact.raft.ensure_linearizable(ReadPolicy::ReadIndex).await {
+            let barrier = contact.raft.ensure_linearizable(ReadPolicy::ReadIndex);
+            let (barrier, asked_ms) = futures_util::join!(barrier, server_time::ask(contact));
+            match barrier {
                 Ok(_) if contact.leads() == Some(term) => {
-                    leading.set(Some(LeaderServices::start(&of, term)));
+                    leading.set(Some(LeaderServices::start(&of, term, asked_ms)));
                     tracing::info!(epoch = term, "leadership gained: leader services run");
                 }
                 Ok(_) => continue,
@@ -118,7 +119,8 @@ pub struct LeaderServices {
     pub epoch: u64,
     raft: Raft,
     cell: Arc<StateCell>,
-    log_clock: LogClock,
+    /// Log time, from the start of these services on.
+    time: Arc<ServerTime>,
     machines: Mutex<Services>,
     /// Makes the calls of the machine of pools.
     caller: Arc<Caller>,
@@ -157,17 +159,18 @@ impl Drop for PausedNack<'_> {
 }
 
 impl LeaderServices {
-    fn start(of: &Ingredients, epoch: u64) -> Arc<Self> {
+    /// Of a server that asked the others at that moment what time it is.
+    fn start(of: &Ingredients, epoch: u64, asked_ms: u64) -> Arc<Self> {
         let settings = &of.contact.settings;
         let (state, feed) = of.cell.subscribe();
         let (plans, plan_queue) = mpsc::channel(PLANS_WAITING_MAX);
         let (requirements, words) = requirements::Inlet::new();
-        let log_clock = LogClock::new(of.clock, state.at());
+        of.contact.time.lead(epoch, state.at(), asked_ms, &of.contact.voters());
         let services = Arc::new(Self {
             epoch,
             raft: of.contact.raft.clone(),
             cell: Arc::clone(&of.cell),
-            log_clock,
+            time: Arc::clone(&of.contact.time),
             machines: Mutex::new(Services::new(&settings.services)),
             caller: Arc::clone(&of.caller),
             plan_stats: Arc::default(),
@@ -203,6 +206,7 @@ impl LeaderServices {
     pub(super) fn stop(&self) {
         self.stop.send_replace(true);
         self.machines().stop();
+        self.time.resign(self.epoch);
         self.ready.notify_waiters();
     }
 
@@ -212,7 +216,7 @@ impl LeaderServices {
 
     /// Log time.
     pub fn now(&self) -> u64 {
-        self.log_clock.now()
+        self.time.now()
     }
 
     fn machines(&self) -> MutexGuard<'_, Services> {
@@ -375,7 +379,7 @@ impl LeaderServices {
             for server in silent {
                 machines.dispatch_mut().server_lost(now, server);
             }
-            let stepped = machines.step(now, clock::wall_ms(), &state, rt::random_id);
+            let stepped = machines.step(now, &state, rt::random_id);
             self.steps.record(begun.elapsed());
             stepped
         };

@@ -14,7 +14,8 @@ use tonic::Status;
 use super::{
     core::Settings,
     hosts::BootId,
-    peers::{Census, PEER_LOST, PROBE_TIMEOUT},
+    peers::{Census, PEER_LOST},
+    server_time::ServerTime,
 };
 use crate::{
     api::{ApiError, MemberInfo, Presence},
@@ -50,6 +51,7 @@ pub struct Contact {
     pub(super) raft: Raft,
     transport: Arc<dyn Transport>,
     leader: Arc<LeaderContact>,
+    pub(super) time: Arc<ServerTime>,
     /// Index of the newest members known of which this server is one.
     listed_at: Mutex<Option<Index>>,
     /// What each peer last answered to a probe.
@@ -64,11 +66,11 @@ impl Contact {
         id: ServerId,
         raft: Raft,
         transport: Arc<dyn Transport>,
-        leader: Arc<LeaderContact>,
+        (leader, time): (Arc<LeaderContact>, Arc<ServerTime>),
     ) -> Self {
         let (heard, listed_at) = (Mutex::default(), Mutex::default());
         let disk_full = watch::channel(None).0;
-        Self { settings, id, raft, transport, leader, listed_at, heard, disk_full }
+        Self { settings, id, raft, transport, leader, time, listed_at, heard, disk_full }
     }
 
     /// A call to the server at an address.
@@ -161,6 +163,7 @@ impl Contact {
                 leader: leader == Some(*id),
                 voter: voters.contains(id),
                 presence: self.presence(*id),
+                clock_ahead_ms: self.time.clock_ahead_ms(*id),
             })
             .collect()
     }
@@ -379,8 +382,12 @@ impl Contact {
     }
 
     /// Probes a member and keeps the answer.
-    pub(super) async fn hear(&self, id: ServerId, address: &str) {
-        let Ok(reply) = self.probe(address, 0, PROBE_TIMEOUT).await else { return };
+    pub(super) async fn hear(&self, id: ServerId, address: &str, timeout: Duration) {
+        let begun = rt::Instant::now();
+        let Ok(reply) = self.probe(address, 0, timeout).await else { return };
+        if let Some(time) = reply.time.filter(|_| reply.node_id == id) {
+            self.time.hear(id, begun, &time);
+        }
         let boot = BootId::try_from(&*reply.boot_id).ok();
         let (at, by) = (rt::Instant::now(), reply.node_id);
         let heard = Heard { at, by, disk_full: reply.disk_full, boot };
@@ -403,6 +410,12 @@ impl Contact {
     /// Whether this server takes no writes of clients because its disk is nearly full.
     pub(super) fn has_full_disk(&self) -> bool {
         self.disk_full.borrow().is_some()
+    }
+
+    pub(super) fn voters(&self) -> Vec<ServerId> {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        metrics.membership_config.voter_ids().collect()
     }
 
     /// The voters, when the configuration is not a joint one.

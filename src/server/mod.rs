@@ -26,6 +26,7 @@ mod removal;
 pub mod reports;
 mod requirements;
 mod said;
+mod server_time;
 mod services;
 mod watchdog;
 pub mod worker;
@@ -36,6 +37,7 @@ pub use self::{
     leadership::LeaderServices,
     lifecycle::Lifecycle,
     members::Contact,
+    server_time::OfClocks,
 };
 
 impl Core {
@@ -47,6 +49,11 @@ impl Core {
     /// Leases that workers of this server hold now.
     pub fn leases_held(&self) -> u64 {
         self.worker_stats.held()
+    }
+
+    /// When log time last went on from wall clocks on this server, since its start.
+    pub fn log_time_of_clocks(&self) -> Option<OfClocks> {
+        self.contact.time.of_clocks()
     }
 
     /// Whether this server takes no writes of clients because its disk is nearly full.

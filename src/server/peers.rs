@@ -1,5 +1,5 @@
-//! Asks every member of the Raft configuration again and again whether it is there, counts the voters that
-//! are, and on the leader warns of a configuration that survives less than it seems to.
+//! Asks every member of the Raft configuration again and again whether it is there and what time it has,
+//! counts the voters that answer, and on the leader warns of a configuration that survives less than it seems to.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -36,8 +36,9 @@ pub(super) async fn run(
         let membership = metrics.membership_config.membership();
         for (id, member) in membership.nodes().filter(|(id, _)| **id != contact.id) {
             let (contact, id, address) = (Arc::clone(&contact), *id, member.rpc_address.clone());
-            rt::spawn(async move { contact.hear(id, &address).await });
+            rt::spawn(async move { contact.hear(id, &address, PROBE_TIMEOUT).await });
         }
+        contact.time.look(&contact.voters());
         contact.forget_all_but(&membership.nodes().map(|(id, _)| *id).collect());
         let unheard = |id: &ServerId| *id != contact.id && !contact.was_heard(*id);
         let found = if leading.services().is_some() {

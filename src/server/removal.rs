@@ -50,7 +50,8 @@ pub(super) async fn take_out(contact: &Contact, id: ServerId, force: bool) -> Re
     let is_alive = |one: &ServerId| *one == contact.id || contact.last_heard(*one).is_some();
     // A leader that has just started has not heard everybody yet.
     let unheard = membership.nodes().filter(|(one, _)| !is_alive(one));
-    let asked = unheard.map(|(one, member)| contact.hear(*one, &member.rpc_address));
+    let asked = unheard
+        .map(|(one, member)| contact.hear(*one, &member.rpc_address, super::peers::PROBE_TIMEOUT));
     futures_util::future::join_all(asked).await;
     check(&voters, id, force, is_alive)
         .map_err(|why| ApiError::Invalid(format!("{} stays: {why}", member.name)))?;

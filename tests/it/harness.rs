@@ -117,6 +117,7 @@ struct Plan {
     /// Advertised addresses of all servers of its cluster.
     expect: Vec<SocketAddr>,
     settings: Settings,
+    environment: Vec<(&'static str, String)>,
 }
 
 /// Tests that run clusters at a time: they wait more than they compute, and on a machine with many cores the disk is shared all the same.
@@ -174,7 +175,8 @@ impl Cluster {
         if let Some(made_by) = options.machines {
             settings.add_table("provider", made_by.provider(directory.path()));
         }
-        let plan = || Plan { expect: expect.clone(), settings: settings.clone() };
+        let plan =
+            || Plan { expect: expect.clone(), settings: settings.clone(), environment: Vec::new() };
         let plans = (0..options.servers).map(|_| plan()).collect();
         Self { servers, plans, open_files: options.open_files, directory, _turn: turn }
     }
@@ -238,6 +240,11 @@ impl Cluster {
         self.plans[server].settings.set(key, value.to_string());
     }
 
+    /// Sets a variable of a server's environment, from its next start on.
+    pub(crate) fn set_variable(&mut self, server: usize, name: &'static str, value: String) {
+        self.plans[server].environment.push((name, value));
+    }
+
     /// Starts a server that is down and returns at once.
     pub(crate) fn start_one(&mut self, server: usize) {
         let plan = &self.plans[server];
@@ -251,6 +258,7 @@ impl Cluster {
         let mut command = configured("server", server.folder(), &settings);
         // As in its file. An agent has no such key: a machine that took it over would not start.
         command.env("QUORATE__RPC__ADDRESS", server.rpc().to_string());
+        command.envs(plan.environment.iter().map(|(name, value)| (name, value)));
         if let Some(files) = self.open_files {
             command = limited(&command, &format!("-n {files}"));
         }

@@ -14,7 +14,7 @@ fn lines(log: &str, text: &str) -> usize {
 
 #[test]
 fn signals_that_ask_for_nothing_are_ignored_and_sighup_reads_the_configuration_again() {
-    let mut cluster = Cluster::start(Options::new(1));
+    let cluster = Cluster::start(Options::new(1));
     let agent = cluster.agent("agent", None);
     wait_until("the agent is registered", PATIENCE, || agent.log().contains("registered"));
     for (signal, name) in [(Signal::USR1, "SIGUSR1"), (Signal::USR2, "SIGUSR2")] {

@@ -1,5 +1,5 @@
-//! Jobs that the clock starts, in one of four seeds: they come, change, are forced and go, and the wall clocks of servers jump by an hour in both
-//! directions, each on its own. From dice of its own: no throw in here moves one of the older dice.
+//! Jobs that the clock starts, in one of four seeds: they come, change, are forced and go. From dice of its own: no throw in here moves one of the older
+//! dice.
 //!
 //! I51, judged at each entry: a due time has at most one child, a due time that was dealt with never comes again, and all due times of a job up to the
 //! last one were launched or are counted. At the quiet end: what is due is dealt with. The due times are computed from the lines of cron once more.
@@ -20,57 +20,45 @@ use chance::Dice;
 const LABEL: u64 = 0x636c_6f63_6b73_6131;
 const JOBS: [&str; 2] = ["clock0", "clock1"];
 const LINES: [&str; 4] = ["*/20 * * * * * *", "*/7 * * * * * *", "* * * * *", "30 */2 * * * * *"];
-/// How far a wall clock jumps.
-const JUMP_MS: i64 = 3_600_000;
 /// At the quiet end nothing older than this may be due.
 const LATE_S_MAX: i64 = 30;
 /// The time that is given to deal with what is due.
 const SETTLE_MS: u64 = 40_000;
 /// Rounds of that.
 const SETTLE_ROUNDS: usize = 400;
-/// Due times of one entry that are counted once more; a jump of an hour passes 3,600.
+/// Due times of one entry that are counted once more.
 const COUNTED_MAX: usize = 20_000;
 
-/// Jobs that the clock starts, and the clocks.
+/// Jobs that the clock starts.
 pub(crate) struct Clocks {
-    /// What each server's wall clock is ahead of the driver's.
-    ahead_ms: Vec<i64>,
     /// Percent of steps before which somebody wants something of the jobs.
     changes: u64,
-    /// Percent of steps before which a clock jumps.
-    jumps: u64,
 }
 
-/// The clocks of a seed; none: it has no such jobs.
-pub(crate) fn draw(seed: u64, servers: usize) -> Option<Clocks> {
+/// The jobs of a seed; none: it has none of them.
+pub(crate) fn draw(seed: u64) -> Option<Clocks> {
     let mut dice = Dice::numbered(seed ^ LABEL, u64::MAX);
-    dice.percent(25).then(|| Clocks {
-        ahead_ms: vec![0; servers],
-        changes: dice.between(1, 6),
-        jumps: if dice.percent(50) { dice.between(1, 3) } else { 0 },
-    })
+    dice.percent(25).then(|| Clocks { changes: dice.between(1, 6) })
 }
 
 impl World {
     /// What a server's wall clock says.
     pub(crate) fn wall_ms(&self, server: usize) -> u64 {
-        let ahead = self.clocks.as_ref().and_then(|clocks| clocks.ahead_ms.get(server));
-        let wall = self.log.genesis().at().saturating_add(self.clock_ms);
-        wall.saturating_add_signed(ahead.copied().unwrap_or(0))
+        self.time_ms().saturating_add_signed(self.times.ahead_ms(server))
     }
 
-    /// Before a step: sometimes a clock jumps, or somebody changes, forces or stops a job.
+    /// What a server knows as log time, in Unix seconds.
+    fn known_s(&self, server: usize) -> i64 {
+        let at = self.times.monotonic_ms(server, self.clock_ms);
+        let known = self.times.keeper(server).borrow_mut().now(at);
+        let applied = self.log.state_at(self.servers[server].applied).at();
+        (known.unwrap_or(0).max(applied) / 1000).cast_signed()
+    }
+
+    /// Before a step: sometimes somebody changes, forces or stops a job.
     pub(crate) fn use_clocks(&mut self, seed: u64, number: u32) {
-        let Some(clocks) = &mut self.clocks else { return };
+        let Some(clocks) = &self.clocks else { return };
         let mut dice = Dice::numbered(seed ^ LABEL, u64::from(number));
-        if dice.percent(clocks.jumps) {
-            let server = dice.index(clocks.ahead_ms.len());
-            let ahead = if dice.percent(50) { JUMP_MS } else { -JUMP_MS };
-            clocks.ahead_ms[server] += ahead;
-            self.coverage.count(Event::ClockJumped);
-            self.trace(|| format!("the wall clock of server {server} jumps by {ahead} ms"));
-            return;
-        }
         if !dice.percent(clocks.changes) {
             return;
         }
@@ -91,23 +79,23 @@ impl World {
                 .into()
             }
             1 | 2 if is_there => {
-                let wall_s = self.wall_ms(self.log.leader) / 1000;
-                ForcePeriodic { job, due_s: wall_s.cast_signed(), evaluation }.into()
+                let due_s = self.known_s(self.log.leader);
+                ForcePeriodic { job, due_s, evaluation }.into()
             }
             3.. if is_there => return,
             _ => {
                 let edge = number as usize % self.servers.len();
-                let wall_s = (self.wall_ms(edge) / 1000).cast_signed();
-                Self::register_clock(name, wall_s, evaluation, &mut dice)
+                let now_s = self.known_s(edge);
+                Self::register_clock(name, now_s, evaluation, &mut dice)
             }
         };
         self.ask(command);
     }
 
-    /// By a server whose wall clock says this.
+    /// By a server that takes this for the time.
     fn register_clock(
         name: &str,
-        wall_s: i64,
+        now_s: i64,
         evaluation: EvaluationId,
         dice: &mut Dice,
     ) -> Command {
@@ -121,7 +109,7 @@ impl World {
         let spec = JobSpec { periodic: Some(block), ..testing::job(name, JobKind::Batch, 1) };
         let mut command = testing::register(spec, evaluation);
         if let Command::RegisterJob(command) = &mut command {
-            command.wall_s = wall_s;
+            command.now_s = now_s;
         }
         command
     }
@@ -159,15 +147,15 @@ impl World {
     }
 
     fn judge_due(&mut self) {
-        let wall_s = (self.wall_ms(self.log.leader) / 1000).cast_signed();
+        let now_s = (self.time_ms() / 1000).cast_signed();
         let mut late = Vec::new();
         for row in self.log.truth().jobs().iter().filter(|row| !row.stop) {
             let Some((known, block)) = clock_of(self.log.truth(), row) else { continue };
             // Before its first launch nobody outside knows from when on the leader counts.
             let counts = block.enabled && known.last_due_s >= known.since_s;
             let due_s = schedule_of(block).next_after(known.last_due_s).unwrap_or(i64::MAX);
-            if counts && due_s < wall_s - LATE_S_MAX {
-                late.push(format!("I51: {} was due at {due_s}, now is {wall_s}", row.key));
+            if counts && due_s < now_s - LATE_S_MAX {
+                late.push(format!("I51: {} was due at {due_s}, now is {now_s}", row.key));
             }
         }
         for one in late {

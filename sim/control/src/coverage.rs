@@ -46,6 +46,12 @@ events! {
     LaunchForced => "a periodic job was forced",
     /// A wall clock jumped by an hour.
     ClockJumped => "a wall clock jumped by an hour",
+    /// A server restarted, and knew no log time any more.
+    TimeForgotten => "a server restarted and knew no log time",
+    /// A leader's log time went on from what a server knew.
+    TimeRanThrough => "log time went on from what a server knew that ran through",
+    /// A leader's log time went on from the clocks.
+    TimeOfClocks => "log time went on from the wall clocks",
     /// An outcome was not learned although the entry was committed.
     CommittedWithoutReply => "an entry was committed without a reply",
     /// A queued plan was flushed.

@@ -115,6 +115,7 @@ impl World {
         self.live_and_die(seed, number);
         self.balance(seed, number);
         self.use_pools(seed, number);
+        self.tell_time();
         self.use_clocks(seed, number);
         self.change_preemption(seed, number);
         self.chance = dice(seed, u64::from(number));

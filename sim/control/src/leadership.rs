@@ -26,6 +26,7 @@ use crate::{
     pools::promises::PoolPromises,
     promises::{self, Promises, Seen},
     rollouts::Expiries,
+    times::Keeper,
     world::{CallId, World},
 };
 use chance::Dice;
@@ -45,7 +46,11 @@ pub(crate) struct ReplyTo {
 pub(crate) struct Leadership {
     pub(crate) epoch: u64,
     server: usize,
-    started_ms: u64,
+    /// What the server knows of time.
+    time: Keeper,
+    /// Where its monotonic clock stood when the run began.
+    monotonic_ms: i64,
+    /// Log time when it began.
     anchor: u64,
     pub(crate) services: Services,
     applier: PlanApplier<ReplyTo>,
@@ -78,7 +83,8 @@ pub(crate) struct Leadership {
 impl Leadership {
     /// Log time as this leader stamps it.
     pub(crate) fn now(&self, clock_ms: u64) -> u64 {
-        self.anchor + (clock_ms - self.started_ms)
+        let now = self.time.borrow_mut().now(clock_ms.saturating_add_signed(self.monotonic_ms));
+        now.expect("it leads")
     }
 
     pub(crate) fn dispatch(&self) -> &Dispatch {
@@ -86,9 +92,9 @@ impl Leadership {
     }
 
     /// When to look again, on the driver's clock.
-    pub(crate) fn next_look_ms(&self) -> Option<u64> {
+    pub(crate) fn next_look_ms(&self, clock_ms: u64) -> Option<u64> {
         let at = self.services.next_deadline()?;
-        Some(self.started_ms + at.saturating_sub(self.anchor))
+        Some(clock_ms + at.saturating_sub(self.now(clock_ms)))
     }
 
     /// Nothing is under way.
@@ -112,11 +118,13 @@ impl World {
             return false;
         }
         let state = self.log.state_at(applied).clone();
+        self.lead_time(server, term, state.at());
         let mut leadership = Leadership {
             epoch: term,
             server,
-            started_ms: self.clock_ms,
-            anchor: state.at(),
+            time: self.times.keeper(server),
+            monotonic_ms: self.times.begun_ms(server),
+            anchor: 0,
             services: Services::new(&self.configuration(server)),
             applier: PlanApplier::new(self.plan_queue_limits()),
             fed: applied,
@@ -135,6 +143,7 @@ impl World {
             stalled_until: 0,
         };
         let now = leadership.now(self.clock_ms);
+        leadership.anchor = now;
         leadership.services.restore(now, &state);
         leadership.promises.restored(now, &state);
         self.trace(|| format!("server {server} serves in term {term} from index {applied}"));
@@ -161,6 +170,8 @@ impl World {
         };
         self.trace(|| format!("server {server} stops serving term {}", leadership.epoch));
         leadership.services.stop();
+        let at = self.times.monotonic_ms(server, self.clock_ms);
+        leadership.time.borrow_mut().resign(at, leadership.epoch);
         if leadership.applier.depth() > 0 {
             self.coverage.count(Event::QueueFlushed);
         }
@@ -251,9 +262,8 @@ impl World {
             leadership.forgive(server, &self.lessees);
             leadership.services.dispatch_mut().server_lost(now, server);
         }
-        let wall_ms = self.wall_ms(leadership.server);
         let ids = &mut self.ids;
-        let stepped = leadership.services.step(now, wall_ms, state, || ids.next());
+        let stepped = leadership.services.step(now, state, || ids.next());
         if leadership.dispatch().blocked_stats().blocked < before {
             self.coverage.count(Event::Woken);
         }

@@ -47,6 +47,7 @@ mod swarm;
 mod tenants;
 #[cfg(test)]
 mod tests;
+mod times;
 mod updates;
 mod words;
 mod worker;

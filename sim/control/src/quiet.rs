@@ -11,7 +11,6 @@ use crate::{
     agent::Agent,
     extra::Extra,
     invariants::{check_quiet, check_round_trip, check_state},
-    leadership::Leadership,
     oracle::live_on,
     pools::Pools,
     worker::Worker,
@@ -135,6 +134,7 @@ impl World {
     /// Everything that can happen now happens once. False: nothing changed but time may pass.
     pub(crate) fn round(&mut self, dice: &mut Dice) -> bool {
         let mut acted = false;
+        self.tell_time();
         for server in 0..self.servers.len() {
             acted |= self.notice(server);
         }
@@ -186,7 +186,7 @@ impl World {
     /// When something happens by itself.
     pub(crate) fn next_look_ms(&self) -> u64 {
         let leaders = self.servers.iter().filter_map(|server| server.leadership.as_ref());
-        let leaders = leaders.filter_map(|leadership| Leadership::next_look_ms(leadership));
+        let leaders = leaders.filter_map(|leadership| leadership.next_look_ms(self.clock_ms));
         let workers = self.workers.iter().map(Worker::next_look_ms);
         let agents = self.agents.iter().filter_map(Agent::next_look_ms);
         let cloud = self.pools.as_ref().and_then(Pools::next_look_ms);

@@ -23,7 +23,9 @@ use crate::{
     rollouts,
     stretches::{self, Stretch},
     swarm::Swarm,
-    tenants, updates,
+    tenants,
+    times::{self, Times},
+    updates,
     worker::Worker,
 };
 use chance::Dice;
@@ -120,8 +122,10 @@ pub(crate) struct World {
     pub(crate) pools: Option<Pools>,
     /// Sources of requirements for groups of the pool; none: it has no groups.
     pub(crate) balancers: Option<Balancers>,
-    /// Jobs that the clock starts, and wall clocks that jump; none: the seed has none.
+    /// Jobs that the clock starts; none: the seed has none.
     pub(crate) clocks: Option<Clocks>,
+    /// The clocks of the servers, and what they know of time.
+    pub(crate) times: Times,
     /// A long quiet time.
     pub(crate) stretch: Option<Stretch>,
     /// How updates are hurried in the step under way; none: they are not.
@@ -175,7 +179,8 @@ impl World {
             lives: lives::draw(seed),
             balancers: balancers::draw(seed, pools.is_some()),
             pools,
-            clocks: clocks::draw(seed, swarm.servers),
+            clocks: clocks::draw(seed),
+            times: times::draw(seed, swarm.servers),
             stretch: stretches::draw(seed, STEPS),
             hurry: updates::hurry(seed, u64::MAX - 1),
             steering: rollouts::steering(seed, u64::MAX - 1),

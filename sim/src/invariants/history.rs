@@ -218,10 +218,11 @@ impl NodeLosses {
     }
 }
 
-/// I7: log time runs at most 5 % faster than time, whoever leads and whatever the wall clocks do.
+/// I7: log time runs at most 5 % faster than time, whoever leads and whatever the wall clocks do, but for a leader that none of the servers that ran
+/// through told what time it is: it goes by the clocks.
 #[derive(Default, Debug)]
 pub(crate) struct LogTime {
-    /// The first that was shown: it was stamped when the run was no younger than 0.
+    /// The most that log time may have been when the run began. The first that was shown was stamped when the run was no younger than 0.
     first: Option<TimeMs>,
 }
 
@@ -236,12 +237,22 @@ impl LogTime {
         }
         let first = *self.first.get_or_insert(at);
         let ran_ms = at.saturating_sub(first);
-        let most_ms = u64::try_from((now * 105 / 100).as_millis()).unwrap_or(u64::MAX);
-        (ran_ms > most_ms.saturating_add(Self::SLACK_MS)).then(|| {
+        (ran_ms > most_ms(now).saturating_add(Self::SLACK_MS)).then(|| {
             let detail = format!("log time ran on by {ran_ms} ms within {now:?} of the run");
             Broken("I7", detail)
         })
     }
+
+    /// A leader went on from the clocks, which showed this time when the run was `now` old.
+    pub(crate) fn goes_by_clocks(&mut self, at: TimeMs, now: Duration) {
+        let begun = at.saturating_sub(most_ms(now));
+        self.first = self.first.map(|first| first.max(begun));
+    }
+}
+
+/// How far log time runs within this time at most.
+fn most_ms(time: Duration) -> u64 {
+    u64::try_from((time * 105 / 100).as_millis()).unwrap_or(u64::MAX)
 }
 
 /// I4: an acknowledged index is in the durable logs or snapshots of a majority. `durable` holds what each voter's disk would come back with.

@@ -90,6 +90,9 @@ fn i7_a_log_time_that_leaps_is_found() {
     assert_eq!(shows(&mut log_time, 1_010_500, 10_000), None);
     assert_eq!(shows(&mut log_time, 1_000_400, 10_000), None, "another server is behind");
     assert_trips("I7", shows(&mut log_time, 1_010_700, 10_000).into_iter().collect());
+    log_time.goes_by_clocks(2_000_000, Duration::from_secs(10));
+    assert_eq!(shows(&mut log_time, 2_010_500, 20_000), None);
+    assert_trips("I7", shows(&mut log_time, 2_010_700, 20_000).into_iter().collect());
 }
 
 #[test]

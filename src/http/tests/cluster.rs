@@ -11,7 +11,7 @@ use std::{
 
 use fsm::{
     AllocationId, ClientStatus, Command, EvaluationId, EvaluationStatus, Index, JobKey, JobKind,
-    NodeId, Placement, Plan, Proposal, Reply, RequestId, State, TaskEvent, TaskState,
+    NodeId, Placement, Plan, Proposal, Reply, RequestId, State, TaskEvent, TaskState, TimeMs,
     allocation::{ClientUpdate, NodeReport, UpdateAllocations},
     evaluation::{Metrics, NodeScore},
     node::{Driver, NodeDescription, NodeReadiness, NodeResources, Readiness, RegisterNode},
@@ -306,6 +306,14 @@ impl Api for TestCluster {
         })
     }
 
+    fn now_ms(&self) -> TimeMs {
+        self.state().at().max(START_MS)
+    }
+
+    fn behind_ms(&self) -> Option<i64> {
+        Some(0)
+    }
+
     fn new_id(&self) -> [u8; 16] {
         let number = self.ids_made.fetch_add(1, Ordering::Relaxed) + 1;
         let mut id = [0xab; 16];
@@ -322,6 +330,7 @@ impl Api for TestCluster {
             leader,
             voter: true,
             presence: if id == 3 { Presence::NeverHeard } else { Presence::Alive },
+            clock_ahead_ms: (id != 3).then_some(0),
         };
         vec![member(1, true), member(2, false), member(3, false)]
     }

@@ -78,6 +78,7 @@ async fn servers_are_not_joined_or_made_to_leave_from_here() {
     let members = server.get("/v1/agent/members").await.ok();
     let name = members["Members"][0]["Name"].as_str().unwrap();
     let refused = put(&format!("/v1/agent/force-leave?node={name}")).await;
-    assert_eq!(refused.status, 501, "{}", refused.text);
+    assert_eq!(refused.status, 400, "{}", refused.text);
+    assert!(refused.text.contains("remove-peer"), "{}", refused.text);
     server.stop().await;
 }

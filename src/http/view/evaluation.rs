@@ -1,6 +1,6 @@
 //! Evaluations.
 
-use fsm::{AllocationId, Evaluation, GroupAnnotation, State};
+use fsm::{AllocationId, Evaluation, GroupAnnotation, State, TimeMs};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -50,9 +50,14 @@ fn or_null(map: Map<String, Value>) -> Value {
 }
 
 /// An evaluation, and what it waits for in an instance pool.
-pub(crate) fn evaluation_in(state: &State, row: &Evaluation, related: Option<Vec<Value>>) -> Value {
+pub(crate) fn evaluation_in(
+    state: &State,
+    now: TimeMs,
+    row: &Evaluation,
+    related: Option<Vec<Value>>,
+) -> Value {
     let mut value = evaluation(state, row, related);
-    let waits_for = elastic::why::evaluation(state, state.at(), row);
+    let waits_for = elastic::why::evaluation(state, now, row);
     if let (Value::Object(object), false) = (&mut value, waits_for.is_empty()) {
         object.insert("WaitsFor".to_owned(), waits_for.into());
     }

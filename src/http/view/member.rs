@@ -11,7 +11,7 @@ use crate::{
 /// A server in `agent/members`.
 pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {
     let (host, port) = host_and_port(&member.rpc_address);
-    json!({
+    let mut shown = json!({
         "Name": member.name,
         "Addr": host,
         "Port": port,
@@ -35,7 +35,11 @@ pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {
         "DelegateMin": 2,
         "DelegateMax": 5,
         "DelegateCur": 4,
-    })
+    });
+    if let Some(ms) = member.clock_ahead_ms {
+        shown["Tags"]["clock_ahead_ms"] = ms.to_string().into();
+    }
+    shown
 }
 
 /// A server in the Raft configuration.

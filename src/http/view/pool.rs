@@ -2,7 +2,7 @@
 
 use elastic::explain;
 use fsm::{
-    State,
+    State, TimeMs,
     pool::{Instance, InstancePool, InstanceState, Pause},
 };
 use serde_json::{Map, Value, json};
@@ -14,7 +14,7 @@ use crate::{http::time, jobspec};
 const STATES: [&str; 5] = ["requested", "booting", "idle", "running", "shutdown"];
 
 /// A pool with its settings, and what it does now.
-pub(crate) fn instance_pool(state: &State, pool: &InstancePool) -> Value {
+pub(crate) fn instance_pool(state: &State, now: TimeMs, pool: &InstancePool) -> Value {
     let mut counts: Map<String, Value> =
         STATES.iter().map(|word| ((*word).to_owned(), 0.into())).collect();
     for row in state.instances_of(&pool.name) {
@@ -25,7 +25,7 @@ pub(crate) fn instance_pool(state: &State, pool: &InstancePool) -> Value {
     let more = [
         ("Paused", pool.paused.as_ref().map_or(Value::Null, paused)),
         ("Counts", counts.into()),
-        ("Waits", explain::pool(state, state.at(), pool).into()),
+        ("Waits", explain::pool(state, now, pool).into()),
         ("CreateIndex", pool.create_index.into()),
         ("ModifyIndex", pool.modify_index.into()),
     ];
@@ -43,7 +43,7 @@ fn paused(pause: &Pause) -> Value {
 }
 
 /// An instance.
-pub(crate) fn instance(state: &State, row: &Instance) -> Value {
+pub(crate) fn instance(state: &State, now: TimeMs, row: &Instance) -> Value {
     let on_node = row.node.into_iter().flat_map(|node| state.open_allocations_of_node(node));
     let running: Vec<String> = on_node.map(|allocation| allocation.id.to_string()).collect();
     let deadline_at = match row.state {
@@ -65,7 +65,7 @@ pub(crate) fn instance(state: &State, row: &Instance) -> Value {
         "LastAllocID": id_or_empty(row.last_allocation),
         "LastBusy": time::rfc3339(row.last_busy_at),
         "Deadline": time::rfc3339(deadline_at),
-        "Reason": explain::instance(state, state.at(), row),
+        "Reason": explain::instance(state, now, row),
         "CreateIndex": row.create_index,
         "ModifyIndex": row.modify_index,
     })

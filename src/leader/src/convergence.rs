@@ -179,7 +179,7 @@ impl World {
         let now = self.driver.now;
         let state = self.driver.state.clone();
         let driver = &mut self.driver;
-        self.services.step(now, now, &state, || driver.id());
+        self.services.step(now, &state, || driver.id());
     }
 
     fn apply_proposed(&mut self) -> bool {

@@ -24,6 +24,7 @@ mod nodes;
 mod plans;
 mod pools;
 pub mod services;
+pub mod timekeeper;
 
 #[cfg(test)]
 mod convergence;
@@ -55,3 +56,4 @@ pub use plans::{
     queue::{self, PlanQueue, PlanQueueError, PlanQueueLimits, Refused},
 };
 pub use services::{Services, ServicesConfig};
+pub use timekeeper::{Asked, Basis, Moment, Said, TimeNote, Timekeeper};

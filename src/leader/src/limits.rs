@@ -46,6 +46,16 @@ pub const DUE_RETRY_MS: u64 = 30_000;
 pub const RUNS_BATCH_MAX: usize = 256;
 /// Deployments whose deadline is over, in one command.
 pub const DEPLOYMENTS_BATCH_MAX: usize = 256;
+/// Largest correction of log time towards the clocks, percent of the time that passed.
+pub const SLEW_PERCENT_MAX: u64 = 5;
+/// How long a leader's log time runs on from one anchor at least.
+pub const ANCHOR_MS: u64 = 200;
+/// How far two clocks that agree are apart at most, and log time from the clocks before it is said.
+pub const CLOCKS_APART_MS: u64 = 1_000;
+/// A lag that was said is over when it is no longer than this.
+pub const LAG_OVER_MS: u64 = 500;
+/// How long the clock of a server counts that has not answered since.
+pub const CLOCK_KEPT_MS: u64 = 3_600_000;
 /// A launch of a periodic job is asked for again after this time if its row does not have it.
 pub const LAUNCH_RETRY_MS: u64 = 2_000;
 /// Rows of periodic jobs, and due times of them, looked at in one step.

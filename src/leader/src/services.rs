@@ -59,8 +59,6 @@ pub struct Services {
     dispatch: Dispatch,
     /// Answers of providers come here ([`Services::answered`]).
     pools: Pools,
-    /// Wall time comes here ([`Services::step`]).
-    periodic: PeriodicWatch,
     /// Machines that nothing asks but effects and time, in their order.
     others: Vec<Box<dyn Machine>>,
     commands: CommandQueue,
@@ -73,8 +71,8 @@ impl Services {
             nodes: NodeWatch::new(config.heartbeat),
             dispatch: Dispatch::new(config.broker),
             pools: Pools::new(config.fleet, &config.providers),
-            periodic: PeriodicWatch::default(),
             others: vec![
+                Box::new(PeriodicWatch::default()),
                 Box::new(MassLossWatch::default()),
                 Box::new(NodeChanges::default()),
                 Box::new(DeploymentWatch::default()),
@@ -87,13 +85,12 @@ impl Services {
     }
 
     fn machines(&self) -> impl Iterator<Item = &dyn Machine> {
-        let named: [&dyn Machine; 4] = [&self.nodes, &self.dispatch, &self.pools, &self.periodic];
+        let named: [&dyn Machine; 3] = [&self.nodes, &self.dispatch, &self.pools];
         named.into_iter().chain(self.others.iter().map(|machine| &**machine as &dyn Machine))
     }
 
     fn machines_mut(&mut self) -> impl Iterator<Item = &mut dyn Machine> {
-        let named: [&mut dyn Machine; 4] =
-            [&mut self.nodes, &mut self.dispatch, &mut self.pools, &mut self.periodic];
+        let named: [&mut dyn Machine; 3] = [&mut self.nodes, &mut self.dispatch, &mut self.pools];
         let others = self.others.iter_mut().map(|machine| &mut **machine as &mut dyn Machine);
         named.into_iter().chain(others)
     }
@@ -110,18 +107,9 @@ impl Services {
         self.machines_mut().for_each(|machine| machine.take(now, state, index, effect));
     }
 
-    /// Lets time pass, and queues the commands that follow. `now` is log time, `wall_ms` what the
-    /// machine's clock says, in Unix milliseconds: only jobs that the clock starts go by it. `ids`
-    /// makes a fresh id at each call.
-    pub fn step(
-        &mut self,
-        now: u64,
-        wall_ms: u64,
-        state: &State,
-        mut ids: impl FnMut() -> [u8; 16],
-    ) -> Stepped {
+    /// Lets time pass, and queues the commands that follow. `ids` makes a fresh id at each call.
+    pub fn step(&mut self, now: u64, state: &State, mut ids: impl FnMut() -> [u8; 16]) -> Stepped {
         let mut stepped = Stepped::default();
-        self.periodic.set_wall(wall_ms);
         self.machines_mut().for_each(|machine| machine.step(now, state, &mut ids, &mut stepped));
         for command in &stepped.commands {
             self.commands.push(command.clone());
@@ -239,7 +227,7 @@ mod tests {
         let due = services.next_deadline().expect("a node is to beat");
         let later = services.nodes().ttl_ms(node("a").id) + limits::HEARTBEAT_GRACE_MS;
         assert!(due <= later && services.pause_ms(0) <= limits::LOOK_MS_MAX);
-        let stepped = services.step(later, later, &state, || [1; 16]);
+        let stepped = services.step(later, &state, || [1; 16]);
         let waiting: Vec<Command> = services.waiting().cloned().collect();
         assert_eq!(waiting, stepped.commands);
         assert!(matches!(services.next_command(), Some(Command::NodeLiveness(_))));
@@ -274,7 +262,7 @@ mod tests {
         let ready = Effect::NodeChange { node: id, change, detail: "Node is ready".into() };
         services.take(1, &state, 7, &ready);
         assert!(services.next_deadline() <= Some(1), "there is something to report");
-        let stepped = services.step(1, 1, &state, || [1; 16]);
+        let stepped = services.step(1, &state, || [1; 16]);
         let began = Report::MassLossBegan { nodes: 3 };
         let changed = Report::NodeChanged { node: id, change, detail: "Node is ready".into() };
         assert_eq!(stepped.reports, [began, changed]);

@@ -7,6 +7,7 @@
 mod agents;
 mod bad_input;
 mod blocked;
+mod clocks;
 mod deployments;
 mod dispatch;
 mod garbage;

@@ -16,9 +16,9 @@ pub struct RegisterJob {
     pub evaluation: EvaluationId,
     /// Priority of the evaluation; the job's unless given.
     pub evaluation_priority: Option<u16>,
-    /// The proposer's wall clock, Unix seconds; 0: not given. From then on due times of a periodic
-    /// job count.
-    pub wall_s: i64,
+    /// What the server that took it knows as log time, Unix seconds; 0: not given. From then on due
+    /// times of a periodic job count.
+    pub now_s: i64,
     /// What the spec was made of, kept with the version.
     pub submission: Option<Arc<Submission>>,
     /// Groups that the job has already keep their counts.
@@ -40,7 +40,7 @@ impl RegisterJob {
             enforce_index: None,
             evaluation,
             evaluation_priority: None,
-            wall_s: 0,
+            now_s: 0,
             submission: None,
             preserve_counts: false,
             preserve_resources: false,

@@ -479,8 +479,8 @@ pub struct Job {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Launches {
     /// When its lines of cron and zone were set, or it was started again, in Unix seconds: what was
-    /// due before is not made up. The later of log time and the proposer's wall clock; at the first
-    /// launch at the latest not later than that, should the clock have been ahead.
+    /// due before is not made up. The later of log time and of what the server that took the
+    /// registration knew of it; not later than the first launch.
     pub since_s: i64,
     /// The last due time that was dealt with, Unix seconds; 0: none was.
     ///

@@ -26,9 +26,9 @@ use crate::{
 pub(crate) struct Stored {
     /// It is a stop.
     pub(crate) stop: bool,
-    /// The wall clock of whoever took the registration of a periodic job, whose due times do not
-    /// count from before: log time lags behind it after an outage. 0: none.
-    pub(crate) wall_s: i64,
+    /// What the server that took the registration of a periodic job knows as log time: its due times
+    /// do not count from before. 0: none.
+    pub(crate) now_s: i64,
 }
 
 impl Turn<'_> {
@@ -73,7 +73,7 @@ impl Turn<'_> {
             enforce_index,
             evaluation,
             evaluation_priority,
-            wall_s,
+            now_s,
             ref submission,
             preserve_counts,
             preserve_resources,
@@ -131,8 +131,7 @@ impl Turn<'_> {
         if stop {
             self.cancel_blocked(&spec.key, None, "the job was stopped");
         }
-        let job =
-            self.store_job(spec, submission.as_ref(), old.as_deref(), Stored { stop, wall_s });
+        let job = self.store_job(spec, submission.as_ref(), old.as_deref(), Stored { stop, now_s });
         let made =
             self.first_evaluation(&job, evaluation, evaluation_priority, Trigger::JobRegister);
         self.jobs.insert(job.key.clone());
@@ -196,7 +195,7 @@ impl Turn<'_> {
         spec: &Arc<JobSpec>,
         submission: Option<&Arc<Submission>>,
         old: Option<&Job>,
-        Stored { stop, wall_s }: Stored,
+        Stored { stop, now_s }: Stored,
     ) -> Job {
         let unchanged = old.is_some_and(|old| {
             old.stop == stop && self.state.current_spec(old).is_some_and(|current| current == spec)
@@ -236,7 +235,7 @@ impl Turn<'_> {
                     !old.stop
                         && current.is_some_and(|current| current.periodic.as_ref() == Some(block))
                 });
-                let since_s = if keeps { known.since_s } else { seconds(self.at).max(wall_s) };
+                let since_s = if keeps { known.since_s } else { seconds(self.at).max(now_s) };
                 Launches { since_s, ..known }
             });
             job.submitted_at = self.at;

@@ -787,7 +787,7 @@ fn registration(evaluation: EvaluationId) -> Command {
         enforce_index: Some(9),
         evaluation,
         evaluation_priority: Some(60),
-        wall_s: 10,
+        now_s: 10,
         submission: Some(submission()),
         preserve_counts: true,
         preserve_resources: true,

@@ -1,16 +1,15 @@
 //! Launches periodic jobs when they are due (ADR 0020).
 //!
-//! Due times are wall time, which comes in with each step. Of the due times of a job that have
-//! passed, the last is launched, and those before it are counted as missed: so at most one is made up
-//! after an outage, or when the clock jumps ahead. When it jumps back, nothing is launched until the
-//! last due time has passed once more. Whether a launch is right is judged again in `apply`: it names
+//! Due times go by log time, which the clocks of a majority keep right (ADR 0022). Of the due times
+//! of a job that have passed, the last is launched, and those before it are counted as missed: so at
+//! most one is made up after an outage. Whether a launch is right is judged again in `apply`: it names
 //! the spec and the last due time that it follows from, and is refused when its job has others by
 //! then. That is a change of the row, so the job is looked at again.
 //!
 //! ```text
-//!  rows that changed ─► look ─► due (by wall time) ─► asked (by log time) ─► LaunchPeriodic
-//!                        ▲                               │ again, until the row has the due time
-//!                        └───────────────────────────────┘
+//!  rows that changed ─► look ─► due ─► asked ─► LaunchPeriodic
+//!                        ▲               │ again, until the row has the due time
+//!                        └───────────────┘
 //! ```
 //!
 //! Invariant: a job that the clock may start is in `jobs`, and in `due` or `asked` but not in both; a job
@@ -62,8 +61,6 @@ struct Counts {
 /// The watch over periodic jobs.
 #[derive(Default, Debug)]
 pub(crate) struct PeriodicWatch {
-    /// Wall time of the step, Unix milliseconds.
-    wall_ms: u64,
     jobs: BTreeMap<JobKey, Watched>,
     due: BTreeSet<(i64, JobKey)>,
     asked: BTreeSet<(u64, JobKey)>,
@@ -74,15 +71,6 @@ pub(crate) struct PeriodicWatch {
 }
 
 impl PeriodicWatch {
-    /// What the machine's clock says, before a step.
-    pub(crate) fn set_wall(&mut self, wall_ms: u64) {
-        self.wall_ms = wall_ms;
-    }
-
-    fn wall_s(&self) -> i64 {
-        i64::try_from(self.wall_ms / 1000).unwrap_or(i64::MAX)
-    }
-
     fn remove(&mut self, key: &JobKey) -> Option<Watched> {
         let old = self.jobs.remove(key)?;
         match (&old.asked, old.next_s) {
@@ -103,7 +91,7 @@ impl PeriodicWatch {
     }
 
     /// Takes in a row that is new, has changed, or went.
-    fn look(&mut self, state: &State, key: JobKey, reports: &mut Vec<Report>) {
+    fn look(&mut self, now: u64, state: &State, key: JobKey, reports: &mut Vec<Report>) {
         let old = self.remove(&key);
         let Some((row, known, block)) = started_by_the_clock(state, &key) else { return };
         let old = old.filter(|old| old.create_index == row.create_index);
@@ -113,7 +101,7 @@ impl PeriodicWatch {
         let same_clock = old.as_ref().filter(|old| old.known.since_s == known.since_s);
         let since_s = match same_clock {
             Some(old) => old.since_s,
-            None => self.since(known.since_s, old.is_some()),
+            None => since(now, known.since_s, old.is_some()),
         };
         if let Some(old) = same_clock
             && old.job_modify_index == row.job_modify_index
@@ -143,16 +131,6 @@ impl PeriodicWatch {
             asked: None,
         };
         self.put(key, watched);
-    }
-
-    /// From when on due times count, of a clock that was set then. Should the clock of whoever set it
-    /// have been ahead of this one, they count from now.
-    fn since(&self, set_s: i64, is_known: bool) -> i64 {
-        let wall_s = self.wall_s();
-        if !is_known && is_planted(Plant::MissedNeverMadeUp) {
-            return wall_s;
-        }
-        set_s.min(wall_s)
     }
 
     fn report(&mut self, key: &JobKey, old: Launches, new: Launches, reports: &mut Vec<Report>) {
@@ -185,10 +163,9 @@ impl PeriodicWatch {
         let (_, _, block) = started_by_the_clock(state, key)?;
         let schedule = Schedule::parse(&block.specs, &block.time_zone).ok()?;
         let mut due_s = watched.next_s?;
-        let wall_s = self.wall_s();
         let launch = loop {
             *looks = looks.saturating_sub(1);
-            match schedule.next_after(due_s).filter(|next_s| *next_s <= wall_s) {
+            match schedule.next_after(due_s).filter(|next_s| *next_s <= seconds(now)) {
                 Some(next_s) => {
                     due_s = next_s;
                     watched.missed += 1;
@@ -227,18 +204,31 @@ impl PeriodicWatch {
         Some(launch)
     }
 
-    /// The next deadline in log time: due times are as far from now as they are in wall time.
     fn deadline(&self, now: u64) -> Option<u64> {
         if !self.changed.is_empty() {
             return Some(now);
         }
-        let due_at = self.due.first().map(|(due_s, _)| {
-            let due_ms = u64::try_from(*due_s).unwrap_or(0).saturating_mul(1000);
-            now.saturating_add(due_ms.saturating_sub(self.wall_ms))
-        });
+        let due_at = self
+            .due
+            .first()
+            .map(|(due_s, _)| u64::try_from(*due_s).unwrap_or(0).saturating_mul(1000).max(now));
         let again_at = self.asked.first().map(|(again_at, _)| *again_at);
         due_at.into_iter().chain(again_at).min()
     }
+}
+
+fn seconds(now: u64) -> i64 {
+    i64::try_from(now / 1000).unwrap_or(i64::MAX)
+}
+
+/// From when on due times count, of a cron that was set then. Should the server that took it have
+/// taken another time for now, they count from now.
+fn since(now: u64, set_s: i64, is_known: bool) -> i64 {
+    let now_s = seconds(now);
+    if !is_known && is_planted(Plant::MissedNeverMadeUp) {
+        return now_s;
+    }
+    set_s.min(now_s)
 }
 
 /// A job that the clock may start now, with what is known of that.
@@ -275,7 +265,7 @@ impl Machine for PeriodicWatch {
     fn step(&mut self, now: u64, state: &State, ids: &mut Ids<'_>, stepped: &mut Stepped) {
         for _ in 0..limits::PERIODIC_SLICE_MAX {
             let Some(key) = self.changed.pop_first() else { break };
-            self.look(state, key, &mut stepped.reports);
+            self.look(now, state, key, &mut stepped.reports);
         }
         let mut launches = Vec::new();
         while let Some(launch) = self.ask_again(now) {
@@ -283,7 +273,7 @@ impl Machine for PeriodicWatch {
         }
         let mut looks = limits::PERIODIC_SLICE_MAX;
         while looks > 0
-            && let Some((_, key)) = self.due.first().filter(|(at, _)| *at <= self.wall_s()).cloned()
+            && let Some((_, key)) = self.due.first().filter(|(at, _)| *at <= seconds(now)).cloned()
         {
             launches.extend(self.advance(now, state, &key, &mut looks, ids));
         }

@@ -212,11 +212,11 @@ fn due_times_count_since_the_clock_was_set() {
 fn due_times_count_from_the_wall_clock_of_the_registration() {
     let mut driver = Driver::default();
     let log_s = i64::try_from(START_MS / 1000).expect("small");
-    let mut stamped = |wall_s, zone: &str| {
+    let mut stamped = |now_s, zone: &str| {
         let spec = periodic("t", |block| block.time_zone = zone.into());
         let mut command = register(spec, driver.evaluation_id());
         if let Command::RegisterJob(command) = &mut command {
-            command.wall_s = wall_s;
+            command.now_s = now_s;
         }
         driver.accept(command);
         launches(&driver).since_s
