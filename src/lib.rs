@@ -25,6 +25,7 @@ pub mod disk;
 mod duration;
 mod forward;
 pub mod grpc;
+mod histogram;
 #[cfg(feature = "program")]
 pub mod http;
 pub mod jobspec;

@@ -162,13 +162,24 @@ use Kind::{Counter, Gauge};
 
 /// What metrics are about, by the beginning of their names behind `nomad.`; the first that fits holds. docs/operations.md,
 /// docs/pools.md and docs/capacity.md have each.
-const DESCRIBED: [(&str, Kind, &str); 53] = [
+const DESCRIBED: [(&str, Kind, &str); 78] = [
     ("client.uptime", Gauge, "Seconds since the machine of this agent started."),
     (
         "client.tasks.max_run_duration_exceeded",
         Counter,
         "Tasks that this agent ended because of max_run_duration.",
     ),
+    ("client.allocations.running", Gauge, "Allocations that run on this agent."),
+    (
+        "client.allocations.known",
+        Gauge,
+        "Allocations that this agent keeps, also those that ended.",
+    ),
+    ("client.tasks.running", Gauge, "Tasks that run on this agent."),
+    ("client.host.memory.", Gauge, "Memory of this agent's machine, bytes."),
+    ("client.host.disk.", Gauge, "The disk of the agent's allocations, bytes."),
+    ("client.host.cpu.total_ticks", Gauge, "Processor time in use on this agent's machine, MHz."),
+    ("client.host.cpu.", Gauge, "Use of a processor of this agent's machine, percent."),
     ("client.", Gauge, "The machine of this agent, and what runs there."),
     ("raft.log.first_index", Gauge, "First index in the log on disk."),
     ("raft.log.", Counter, "Writes of the log on disk since the start."),
@@ -184,9 +195,39 @@ const DESCRIBED: [(&str, Kind, &str); 53] = [
     ("raft.failures_tolerated", Gauge, "How many more voters may fail."),
     ("raft.peers_heard", Gauge, "Other servers that answer this one."),
     ("raft.follower_lag_entries", Gauge, "Entries that a follower lacks, as its leader knows."),
-    ("raft.", Gauge, "Consensus: term, indexes, whether this server leads."),
-    ("state.", Gauge, "The state: its rows, its copy on disk."),
-    ("disk.", Gauge, "Whether the disk is nearly full."),
+    ("raft.term", Gauge, "The Raft term of this server."),
+    ("raft.last_index", Gauge, "Index of the last entry in the log of this server."),
+    ("raft.commit_index", Gauge, "Index of the last entry that this server knows to be committed."),
+    ("raft.applied_index", Gauge, "Index of the last entry that this server has applied."),
+    ("state.shadow_lag_groups", Gauge, "Groups of entries that the state on disk is behind."),
+    ("state.shadow_lag_bytes", Gauge, "Bytes that the state on disk is behind."),
+    ("state.disk_bytes", Gauge, "Size of the state on disk."),
+    ("state.jobs", Gauge, "Jobs that are there."),
+    ("state.nodes", Gauge, "Nodes that are there."),
+    ("state.evaluations", Gauge, "Evaluations that are there."),
+    ("state.allocations", Gauge, "Allocations that are there, also those that ended."),
+    ("disk.full", Gauge, "Whether the disk is nearly full."),
+    ("disk.free_bytes", Gauge, "Bytes that are free on the disk of the data directory."),
+    ("disk.data_bytes", Gauge, "Bytes of the log, the state and the newest snapshot on disk."),
+    (
+        "clock.ahead_ms",
+        Gauge,
+        "How far the clock of this server is ahead of the majority's; below 0: behind it.",
+    ),
+    (
+        "log_time.lag_ms",
+        Gauge,
+        "How far log time is behind the clocks of the servers; below 0: ahead of them.",
+    ),
+    ("build.info", Gauge, "Always 1; of what this program was built."),
+    ("http.requests", Counter, "Requests by the noun of their route and the code of their answer."),
+    ("jobs.by_status", Gauge, "Jobs by status."),
+    ("allocations.by_status", Gauge, "Allocations of the jobs that are there, by status."),
+    (
+        "node_pools.",
+        Gauge,
+        "What the nodes of a node pool have in total, keep back, and have given to allocations.",
+    ),
     ("traces.", Counter, "Spans for the collector of traces."),
     ("worker.leases", Gauge, "Evaluations that workers of this server hold."),
     (
@@ -289,6 +330,7 @@ pub(crate) fn exposition(
 /// What the durations of a sample are of.
 fn timed(name: &str) -> &'static str {
     match name.strip_prefix("nomad.").unwrap_or(name).split('.').next().unwrap_or("") {
+        "http" => "How long requests took until their answer began, by route and kind.",
         "worker" => "How long steps of this server's workers took.",
         "plan" => "How long the leader took for entries of plans.",
         "leader" => "How long a step of the leader's machines took.",
@@ -298,9 +340,25 @@ fn timed(name: &str) -> &'static str {
     }
 }
 
+/// Names of Nomad's that say no unit, or end as only a counter's may, and the end that they have in Prometheus' form.
+const RENAMED: [(&str, &str); 10] = [
+    ("nomad.client.host.memory.total", "nomad.client.host.memory.size_bytes"),
+    ("nomad.client.host.memory.available", "nomad.client.host.memory.available_bytes"),
+    ("nomad.client.host.memory.used", "nomad.client.host.memory.used_bytes"),
+    ("nomad.client.host.memory.free", "nomad.client.host.memory.free_bytes"),
+    ("nomad.client.host.disk.size", "nomad.client.host.disk.size_bytes"),
+    ("nomad.client.host.disk.used", "nomad.client.host.disk.used_bytes"),
+    ("nomad.client.host.disk.available", "nomad.client.host.disk.available_bytes"),
+    ("nomad.client.host.cpu.total_ticks", "nomad.client.host.cpu.used_mhz"),
+    ("nomad.client.host.cpu.total_percent", "nomad.client.host.cpu.busy"),
+    ("nomad.client.uptime", "nomad.client.uptime_seconds"),
+];
+
 /// The name and value of a number in seconds and bytes; a counter's name ends in `_total`.
 fn in_base_unit(name: &str, kind: Kind, value: f64) -> (String, f64) {
     const MIB: f64 = 1_048_576.0;
+    let renamed = RENAMED.iter().find(|(from, _)| *from == name);
+    let name = renamed.map_or(name, |(_, to)| *to);
     let (stem, unit, value) = if let Some(stem) = name.strip_suffix("_ms") {
         (stem, "_seconds", value / 1_000.0)
     } else if let Some(stem) = name.strip_suffix("_mb") {

@@ -28,6 +28,11 @@ impl Build {
         BUILD.get().copied().unwrap_or_default()
     }
 
+    /// Version and commit in one word, by which builds are compared.
+    pub(crate) fn shown(self) -> String {
+        self.commit.map_or_else(|| QUORATE.to_owned(), |commit| format!("{QUORATE}+{commit}"))
+    }
+
     /// What there is to say of it, as servers and agents tell it.
     pub(crate) fn facts(self) -> [(&'static str, String); 4] {
         let shown = |known: Option<&str>| known.unwrap_or("unknown").to_owned();

@@ -75,6 +75,8 @@ pub struct MemberInfo {
     pub leader: bool,
     pub voter: bool,
     pub presence: Presence,
+    /// Version and commit of its program; empty: it has not said.
+    pub version: String,
     /// How far its clock is ahead of the majority's, ms; below 0: behind it. None: that is not known.
     pub clock_ahead_ms: Option<i64>,
 }

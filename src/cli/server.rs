@@ -1,5 +1,6 @@
 //! `quorate server` (starts one) and `quorate server members`.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -177,6 +178,19 @@ fn warnings(members: &[Value]) -> Vec<String> {
         let (count, fewer) = (voters.len(), voters.len() - 1);
         warnings.push(format!(
             "Warning: {count} servers survive no more failures than {fewer}: add one, or remove one"
+        ));
+    }
+    let builds: BTreeSet<&str> = members
+        .iter()
+        .filter_map(|member| member.get("Tags"))
+        .map(|tags| tags.text("build"))
+        .filter(|build| !build.is_empty())
+        .collect();
+    if builds.len() > 1 {
+        let builds: Vec<&str> = builds.into_iter().collect();
+        warnings.push(format!(
+            "Warning: the servers run different builds: {}. They work together only within one generation (quorate version)",
+            builds.join(", ")
         ));
     }
     for never in voters.iter().filter(|member| !tag(member, "heard")) {

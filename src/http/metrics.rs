@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::{Router, http::StatusCode, routing::get};
+use axum::{Router, extract::State, http::StatusCode, routing::get};
 
 use super::{Context, answer::Answer, call::Call, error::Error};
 use crate::{
@@ -14,8 +14,10 @@ pub(crate) fn routes() -> Router<Context> {
     Router::new().route("/v1/metrics", get(metrics))
 }
 
-async fn metrics(call: Call) -> Result<Answer, Error> {
-    let (mut gauges, samples) = (call.api.gauges(), call.api.samples());
+async fn metrics(State(context): State<Context>, call: Call) -> Result<Answer, Error> {
+    let (mut gauges, mut samples) = (call.api.gauges(), call.api.samples());
+    gauges.extend(context.requests.counts());
+    samples.extend(context.requests.times());
     if let Some((sent, dropped)) = telemetry::traced() {
         gauges.insert("nomad.traces.sent".to_owned(), number(sent));
         gauges.insert("nomad.traces.dropped".to_owned(), number(dropped));

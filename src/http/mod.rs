@@ -40,6 +40,7 @@ mod node_life;
 mod node_pool;
 mod operator;
 mod request_body;
+mod requests;
 pub mod rival;
 mod scaling;
 mod search;
@@ -109,6 +110,7 @@ pub(crate) struct Context {
     options: Arc<HttpOptions>,
     budget: Budget,
     job_bodies: Arc<job_bodies::JobBodies>,
+    requests: Arc<requests::Requests>,
 }
 
 /// What all requests together may hold at a time.
@@ -129,7 +131,14 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         lists: Arc::new(Semaphore::new(options.large_lists_max)),
         answers: AnswerBodies::new(options.response_bodies_bytes_max),
     };
-    let context = Context { api, options: Arc::new(options), budget, job_bodies: Arc::default() };
+    let requests: Arc<requests::Requests> = Arc::default();
+    let context = Context {
+        api,
+        options: Arc::new(options),
+        budget,
+        job_bodies: Arc::default(),
+        requests: Arc::clone(&requests),
+    };
     Router::new()
         .merge(job::routes())
         .merge(allocation::routes())
@@ -154,7 +163,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         .merge(unsupported::routes())
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(axum::middleware::from_fn(log))
+        .layer(axum::middleware::from_fn_with_state(requests, log))
         .with_state(context)
 }
 
@@ -176,16 +185,19 @@ async fn wrong_method(method: Method, uri: Uri) -> Error {
 }
 
 async fn log(
+    axum::extract::State(requests): axum::extract::State<Arc<requests::Requests>>,
     request: axum::extract::Request,
     next: axum::middleware::Next,
 ) -> axum::response::Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let span = tracing::debug_span!("request", %method, path, evaluation = tracing::field::Empty);
+    let counted = requests::Counted::of(&request);
     let answered = async {
         let started = tokio::time::Instant::now();
         let response = next.run(request).await;
-        let took_ms = started.elapsed().as_millis();
-        tracing::debug!(status = response.status().as_u16(), took_ms, "request answered");
+        let (took, status) = (started.elapsed(), response.status().as_u16());
+        requests.record(counted, status, took);
+        tracing::debug!(status, took_ms = took.as_millis(), "request answered");
         response
     };
     answered.instrument(span).await

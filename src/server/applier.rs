@@ -17,12 +17,10 @@ use leader::{
     broker::Token,
 };
 
-use super::{
-    histogram::Histogram,
-    leadership::{LeaderServices, RETRY_PAUSE},
-};
+use super::leadership::{LeaderServices, RETRY_PAUSE};
 use crate::{
     api::{ApiError, Written},
+    histogram::Histogram,
     published::StateCell,
     rt::{self, mpsc, oneshot},
 };

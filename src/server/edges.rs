@@ -96,6 +96,7 @@ impl Api for Core {
             rpc_address: self.settings.rpc_address.clone(),
             http_address: self.settings.http_address.clone(),
             presence: Presence::Alive,
+            version: Build::own().shown(),
             ..MemberInfo::default()
         })
     }
@@ -266,6 +267,7 @@ impl PeerApi for Core {
                 membership_index: standing.membership_index,
                 listed: standing.is_listed,
                 replaced_by: standing.replaced_by.unwrap_or(0),
+                version: Build::own().shown(),
             })
         }
         .boxed()

@@ -18,11 +18,11 @@ use elastic::{
 use fsm::{State, Text};
 
 use super::{
-    access::Writes, histogram::Histogram, hosts, identity::Cluster, leadership::LeaderServices,
-    members::Contact,
+    access::Writes, hosts, identity::Cluster, leadership::LeaderServices, members::Contact,
 };
 use crate::{
     api::Sample,
+    histogram::Histogram,
     provider::{Context, Provider, Throttled},
     rt::{self, Instant},
 };

@@ -2,10 +2,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use fsm::{Liveness, State, TimeMs, node::SuspendReason, pool::Behavior, resources::Resources};
+use fsm::{
+    JobStatus, Liveness, State, TimeMs, job::GroupSummary, node::SuspendReason, pool::Behavior,
+    resources::Resources,
+};
 
 use super::core::Core;
-use crate::{api::Presence, raft::WatchReceiver};
+use crate::{api::Presence, raft::WatchReceiver, version::Build};
 
 /// Memory of this process that is in use, as the kernel counts it; 0 where it cannot be asked.
 fn resident_bytes() -> u64 {
@@ -45,6 +48,62 @@ fn node_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
     put("nodes.offline_table_full", state.is_offline_table_full().into());
     let lost = state.mass_loss().map_or(0, |loss| loss.nodes.len() as u64);
     put("nodes.mass_loss", lost);
+}
+
+/// Jobs and allocations by status, as the summaries of jobs count them; those of purged jobs are not counted.
+fn status_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
+    let mut jobs: BTreeMap<&str, u64> =
+        [JobStatus::Pending, JobStatus::Running, JobStatus::Dead].map(|one| (one.name(), 0)).into();
+    let mut all = GroupSummary::default();
+    for job in state.jobs().iter() {
+        *jobs.entry(job.status.name()).or_default() += 1;
+        let index = state.job_index(&job.key);
+        for (_, of) in index.iter().flat_map(|index| index.summary_of(job.create_index)) {
+            let GroupSummary { complete, failed, running, starting, lost, unknown, .. } = of;
+            all.complete += complete;
+            all.failed += failed;
+            all.running += running;
+            all.starting += starting;
+            all.lost += lost;
+            all.unknown += unknown;
+        }
+    }
+    for (status, count) in jobs {
+        put(&format!("jobs.by_status{{status={status}}}"), count);
+    }
+    let GroupSummary { complete, failed, running, starting, lost, unknown, .. } = all;
+    let counts = [
+        ("pending", starting),
+        ("running", running),
+        ("complete", complete),
+        ("failed", failed),
+        ("lost", lost),
+        ("unknown", unknown),
+    ];
+    for (status, count) in counts {
+        put(&format!("allocations.by_status{{status={status}}}"), count.into());
+    }
+}
+
+/// What the nodes of each pool have, keep back and have given to allocations; nodes that are down do not count.
+fn capacity_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
+    let mut pools: BTreeMap<String, [Resources; 3]> = BTreeMap::new();
+    for node in state.nodes().iter().filter(|node| node.liveness != Liveness::Down) {
+        let resources = &node.description.resources;
+        let pool = node.description.pool.to_string();
+        let [total, reserved, allocated] = pools.entry(pool).or_default();
+        *total = total.plus(resources.total);
+        *reserved = reserved.plus(resources.reserved);
+        *allocated = allocated.plus(state.usage(node.id).resources);
+    }
+    for (pool, of) in pools {
+        for (word, resources) in ["total", "reserved", "allocated"].into_iter().zip(of) {
+            let labels = format!("{{node_pool={pool},of={word}}}");
+            put(&format!("node_pools.cpu_mhz{labels}"), resources.cpu_mhz);
+            put(&format!("node_pools.memory_mb{labels}"), resources.memory_mb);
+            put(&format!("node_pools.disk_mb{labels}"), resources.disk_mb);
+        }
+    }
 }
 
 /// Instance pools: what each has, what that costs in an hour, and how much of it is used.
@@ -150,12 +209,22 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     put("raft.log.entries", wal.entries);
     put("raft.log.bytes", wal.bytes);
     put("disk.full", u64::from(core.contact.has_full_disk()));
+    if let Some(free) = core.contact.free_bytes() {
+        put("disk.free_bytes", free);
+    }
+    let snapshot = core.snapshots.newest_bytes().unwrap_or(0);
+    put("disk.data_bytes", wal.disk_bytes.saturating_add(lag.disk_bytes).saturating_add(snapshot));
+    let build: Vec<String> =
+        Build::own().facts().iter().map(|(name, value)| format!("{name}={value}")).collect();
+    put(&format!("build.info{{{}}}", build.join(",")), 1);
     core.worker_stats.gauges(&mut put);
     put("state.jobs", state.jobs().len() as u64);
     put("state.nodes", state.nodes().len() as u64);
     put("state.evaluations", state.evaluations().len() as u64);
     put("state.allocations", state.allocations().len() as u64);
     node_gauges(&state, &mut put);
+    status_gauges(&state, &mut put);
+    capacity_gauges(&state, &mut put);
     pool_gauges(&state, core.contact.time.now(), &mut put);
     provider_gauges(core, &mut put);
     put("process.resident_bytes", resident_bytes());

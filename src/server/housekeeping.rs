@@ -146,6 +146,7 @@ async fn leave_full_disk(contact: &Contact) {
 fn watch_free_space(contact: &Contact, disk: &dyn Disk) {
     let directory = &contact.settings.data_directory;
     let Ok(free) = disk.free_bytes(directory) else { return };
+    contact.set_free_bytes(free);
     let least = contact.settings.free_bytes_min;
     let full = (free < least).then(|| {
         format!(

@@ -28,7 +28,6 @@ use tracing::{Instrument, field::display};
 use super::{
     applier::{self, PlanRequest, PlanStats},
     elastic::Caller,
-    histogram::Histogram,
     leading::Leading,
     member_times::MemberTimes,
     members::{Contact, silent_servers},
@@ -37,6 +36,7 @@ use super::{
 };
 use crate::{
     api::{ApiError, Limit, Sample, Written},
+    histogram::Histogram,
     published::{EffectBatch, EffectFeed, StateCell},
     raft::{EntryData, Raft, WatchReceiver, convert},
     rt::{self, Instant, Notify, Semaphore, mpsc, watch},

@@ -7,8 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use fsm::{Effect, InstanceId, State, TimeMs, capacity::MemberPhase, pool::Instance};
 
-use super::histogram::Histogram;
-use crate::api::Sample;
+use crate::{api::Sample, histogram::Histogram};
 
 /// Members on their way, and how long those took that came.
 #[derive(Debug, Default)]

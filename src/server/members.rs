@@ -3,7 +3,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -26,6 +29,7 @@ use crate::{
     },
     rt::{self, watch},
     server_name::ServerName,
+    version::Build,
 };
 
 /// Agents stay with a server that was out of touch for less than this: their streams outlive an election.
@@ -34,12 +38,14 @@ const AGENTS_STAY_MIN: Duration = Duration::from_secs(3);
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// What was answered to a probe at a peer's address.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Heard {
     pub(super) at: rt::Instant,
     /// The server that answered: another one if the peer was replaced.
     by: ServerId,
     pub(super) disk_full: bool,
+    /// Version and commit of its program.
+    version: String,
     /// The boot of its host; none: it cannot read that.
     pub(super) boot: Option<BootId>,
 }
@@ -56,6 +62,8 @@ pub struct Contact {
     listed_at: Mutex<Option<Index>>,
     /// What each peer last answered to a probe.
     heard: Mutex<BTreeMap<ServerId, Heard>>,
+    /// Bytes that are free on the disk of the data directory, as looked at last; 0: not yet.
+    free_bytes: AtomicU64,
     /// Why this server takes no writes: its disk is nearly full.
     pub(super) disk_full: watch::Sender<Option<String>>,
 }
@@ -70,7 +78,18 @@ impl Contact {
     ) -> Self {
         let (heard, listed_at) = (Mutex::default(), Mutex::default());
         let disk_full = watch::channel(None).0;
-        Self { settings, id, raft, transport, leader, time, listed_at, heard, disk_full }
+        Self {
+            settings,
+            id,
+            raft,
+            transport,
+            leader,
+            time,
+            listed_at,
+            heard,
+            free_bytes: AtomicU64::new(0),
+            disk_full,
+        }
     }
 
     /// A call to the server at an address.
@@ -163,6 +182,7 @@ impl Contact {
                 leader: leader == Some(*id),
                 voter: voters.contains(id),
                 presence: self.presence(*id),
+                version: self.version_of(*id),
                 clock_ahead_ms: self.time.clock_ahead_ms(*id),
             })
             .collect()
@@ -201,7 +221,15 @@ impl Contact {
     /// What a peer answered to a probe lately.
     pub(super) fn last_heard(&self, id: ServerId) -> Option<Heard> {
         let heard = self.answers();
-        heard.get(&id).copied().filter(|one| one.by == id && one.at.elapsed() < PEER_LOST)
+        heard.get(&id).cloned().filter(|one| one.by == id && one.at.elapsed() < PEER_LOST)
+    }
+
+    fn version_of(&self, id: ServerId) -> String {
+        if id == self.id {
+            return Build::own().shown();
+        }
+        let heard = self.answers();
+        heard.get(&id).filter(|one| one.by == id).map(|one| one.version.clone()).unwrap_or_default()
     }
 
     /// Whether a peer has answered a probe since this server started.
@@ -390,7 +418,7 @@ impl Contact {
         }
         let boot = BootId::try_from(&*reply.boot_id).ok();
         let (at, by) = (rt::Instant::now(), reply.node_id);
-        let heard = Heard { at, by, disk_full: reply.disk_full, boot };
+        let heard = Heard { at, by, disk_full: reply.disk_full, version: reply.version, boot };
         self.answers().insert(id, heard);
     }
 
@@ -405,6 +433,16 @@ impl Contact {
             return self.settings.boot;
         }
         self.answers().get(&id).filter(|one| one.by == id)?.boot
+    }
+
+    /// Notes how much is free on the disk of the data directory.
+    pub(super) fn set_free_bytes(&self, free: u64) {
+        self.free_bytes.store(free.max(1), Ordering::Relaxed);
+    }
+
+    /// Bytes that are free there, as looked at in the last seconds.
+    pub(super) fn free_bytes(&self) -> Option<u64> {
+        Some(self.free_bytes.load(Ordering::Relaxed)).filter(|free| *free > 0)
     }
 
     /// Whether this server takes no writes of clients because its disk is nearly full.

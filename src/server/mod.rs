@@ -9,7 +9,6 @@ mod digests;
 mod edges;
 pub mod elastic;
 mod gauges;
-mod histogram;
 mod hosts;
 mod housekeeping;
 mod identity;

@@ -330,6 +330,7 @@ impl Api for TestCluster {
             leader,
             voter: true,
             presence: if id == 3 { Presence::NeverHeard } else { Presence::Alive },
+            version: "0.1.0".to_owned(),
             clock_ahead_ms: (id != 3).then_some(0),
         };
         vec![member(1, true), member(2, false), member(3, false)]

@@ -23,7 +23,7 @@ pub(crate) fn member(member: &MemberInfo, options: &HttpOptions) -> Value {
             "id": ServerName(member.id).to_string(),
             "voter": member.voter.to_string(),
             "heard": (member.presence != Presence::NeverHeard).to_string(),
-            "build": crate::version::QUORATE,
+            "build": member.version,
             "port": port.to_string(),
             "rpc_addr": host,
             "http_addr": member.http_address,

@@ -7,7 +7,7 @@ use std::{
 
 use fsm::{EvaluationStatus, Index, JobKind, Plan};
 
-use crate::{api::Sample, server::histogram::Histogram};
+use crate::{api::Sample, histogram::Histogram};
 
 /// Counters and times of a server's workers since its start.
 #[derive(Default, Debug)]

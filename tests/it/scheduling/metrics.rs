@@ -9,7 +9,7 @@ use std::{
 use serde_json::json;
 
 use super::{Stage, pools};
-use crate::harness::{PATIENCE, wait_until};
+use crate::harness::{Client, PATIENCE, wait_for, wait_until};
 
 /// A family: its type, and its lines as (name, labels, value).
 #[derive(Debug)]
@@ -133,10 +133,46 @@ fn metrics_obey_prometheus() {
             assert_eq!(said, "", "server {server}");
         }
     }
+    let _agent = stage.cluster.agent("agent", None);
+    let address = wait_for("the agent's address", PATIENCE, || {
+        let nodes = stage.client.get("/v1/nodes").ok();
+        let node = nodes.as_array()?.iter().find(|node| node["Name"] == "agent")?.clone();
+        let node = stage.client.get(&format!("/v1/node/{}", node["ID"].as_str()?)).ok();
+        node["HTTPAddr"].as_str()?.parse().ok()
+    });
+    let of_agent = Client::new(address, PATIENCE).get("/v1/metrics?format=prometheus").text;
+    check(&of_agent);
+    if let Some(said) = complaints(&of_agent) {
+        assert_eq!(said, "", "the agent");
+    }
     let leader = stage.cluster.client(stage.cluster.leader());
     check_what_is_shown(&leader);
+    check_what_operators_watch(&leader);
     stage.client.delete("/v1/job/web?purge=true").ok();
     stage.await_empty();
+}
+
+/// Requests, room, capacity and counts by status are there, and add up.
+fn check_what_operators_watch(leader: &Client) {
+    let text = leader.get("/v1/metrics?format=prometheus").text;
+    let families = families(&text);
+    let sum = |name: &str, label: (&str, &str)| -> f64 {
+        let family = families.get(name).unwrap_or_else(|| panic!("{name} is missing"));
+        let of = family.lines.iter().filter(|(_, labels, _)| labels.get(label.0) == Some(&label.1));
+        of.map(|(.., value)| value).sum()
+    };
+    assert!(sum("nomad_http_requests_total", ("route", "metrics")) >= 1.0);
+    let timed = &families["nomad_http_request_seconds"].lines;
+    let is_read = |labels: &BTreeMap<&str, &str>| labels.get("kind") == Some(&"read");
+    assert!(timed.iter().any(|(name, labels, _)| name.ends_with("_count") && is_read(labels)));
+    assert!(sum("nomad_allocations_by_status", ("status", "running")) >= 1.0);
+    assert!(sum("nomad_jobs_by_status", ("status", "running")) >= 1.0);
+    let memory = |of| sum("nomad_node_pools_memory_bytes", ("of", of));
+    assert!(memory("total") > memory("allocated") && memory("allocated") > 0.0);
+    for name in ["nomad_disk_free_bytes", "nomad_disk_data_bytes", "nomad_build_info"] {
+        assert!(families[name].lines[0].2 > 0.0, "{name}");
+    }
+    assert_eq!(families["nomad_build_info"].lines[0].1["generation"], fsm::GENERATION.to_string());
 }
 
 fn check_what_is_shown(leader: &crate::harness::Client) {

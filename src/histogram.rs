@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::api::Sample;
+use crate::metrics::Sample;
 
 /// Buckets: up to 1 µs, 2 µs, 4 µs … The last one takes what is longer than 2³⁰ µs, about 18 min: machines may
 /// take minutes to come.
@@ -14,7 +14,7 @@ const BUCKETS: usize = 32;
 
 /// Durations, counted.
 #[derive(Debug, Default)]
-pub(super) struct Histogram {
+pub(crate) struct Histogram {
     buckets: [AtomicU64; BUCKETS],
     sum_us: AtomicU64,
     max_us: AtomicU64,
@@ -22,7 +22,7 @@ pub(super) struct Histogram {
 
 impl Histogram {
     /// Counts a duration.
-    pub(super) fn record(&self, duration: Duration) {
+    pub(crate) fn record(&self, duration: Duration) {
         let us = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let bucket = (u64::BITS - us.saturating_sub(1).leading_zeros()) as usize;
         self.buckets[bucket.min(BUCKETS - 1)].fetch_add(1, Ordering::Relaxed);
@@ -31,7 +31,7 @@ impl Histogram {
     }
 
     /// What was counted so far.
-    pub(super) fn sample(&self) -> Sample {
+    pub(crate) fn sample(&self) -> Sample {
         let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
         Sample {
             buckets: (0..).map(|power| 1 << power).zip(counts).collect(),
