@@ -33,8 +33,8 @@ const OFF_QUIET_MS_MAX: u64 = 1_000;
 const TOLD: Duration = Duration::from_secs(5);
 /// Until somebody leads.
 const ELECTED: Duration = Duration::from_secs(30);
-const QUIET_MS: (u64, u64) = (5_000, 150_000);
-const QUIET_TIMES: usize = 3;
+const QUIET_MS: (u64, u64) = (5_000, 75_000);
+const QUIET_TIMES: usize = 2;
 
 /// The clock that is wrong.
 #[derive(Debug)]

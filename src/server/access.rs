@@ -127,6 +127,14 @@ impl Writes {
         if let Some(why) = self.contact.disk_full.borrow().clone() {
             return Err(ApiError::DiskFull(why));
         }
+        // A server whose log is empty, and that has heard no log time, has only its own clock, which may
+        // be wrong by hours: no stamp.
+        while !self.contact.time.is_known() {
+            if until(deadline) <= LEADER_RETRY {
+                return Err(ApiError::NoLeader);
+            }
+            rt::sleep(LEADER_RETRY).await;
+        }
         let mut request = self.stamp(request, &command);
         let mut last = ApiError::NoLeader;
         let mut proposed = false;

@@ -72,11 +72,15 @@ impl ServerTime {
             (Some(now), _) if leads => now,
             // The state may be ahead of what was heard by a moment.
             (Some(now), at) => now.max(at),
-            // The log is empty: its first entry brings the time of the clocks, by which a stamp of 0
-            // would have expired long ago.
+            // The log is empty. Nothing is stamped with this.
             (None, 0) => self.clock.wall_ms(),
             (None, at) => at,
         }
+    }
+
+    /// Whether [`Self::now`] is more than this server's own clock: it heard log time, or has entries.
+    pub(super) fn is_known(&self) -> bool {
+        self.keeper().now(self.clock.monotonic_ms()).is_some() || self.cell.load().at() > 0
     }
 
     /// What to tell a peer.
