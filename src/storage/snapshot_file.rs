@@ -248,6 +248,7 @@ impl SnapshotDirectory {
         }
     }
 
+    /// Size of the newest snapshot, bytes; 0: there is none.
     pub fn newest_bytes(&self) -> io::Result<u64> {
         let Some(name) = self.names()?.into_iter().max() else { return Ok(0) };
         self.disk.open(&self.path.join(name), OpenMode::Read)?.size()
