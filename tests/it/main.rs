@@ -1,6 +1,7 @@
 //! Integration tests: real processes, real sockets.
 
 mod agent;
+mod alerts;
 mod bench;
 mod cluster;
 mod executor;
