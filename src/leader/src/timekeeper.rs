@@ -259,7 +259,7 @@ impl Timekeeper {
         let Some(mut anchor) = self.leading.take_if(|anchor| anchor.term == term) else { return };
         self.noted.lag = false;
         self.noted.apart = false;
-        if !self.known.is_some_and(|known| known.term > term) {
+        if self.known.is_none_or(|known| known.term <= term) {
             let log_time = anchor.now(monotonic_ms, majority);
             self.known = Some(Known { term, log_time, heard_ms: monotonic_ms });
         }
