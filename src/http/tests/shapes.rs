@@ -160,7 +160,10 @@ async fn metrics_come_as_json_and_as_prometheus_text() {
     let gauge = json!({ "Name": "nomad.broker.total_ready", "Value": 3.0, "Labels": {} });
     assert_eq!(metrics["Gauges"][0], gauge);
     assert_eq!(metrics["Points"], json!([]));
-    let mut sample = metrics["Samples"][0].clone();
+    let samples = metrics["Samples"].as_array().unwrap();
+    let of = |name: &str| samples.iter().find(|sample| sample["Name"] == name).unwrap();
+    assert_eq!(of("nomad.http.request")["Labels"]["route"], "jobs");
+    let mut sample = of("nomad.leader.step").clone();
     assert!(sample.as_object_mut().unwrap().remove("Stddev").is_some());
     let expected = json!({
         "Name": "nomad.leader.step", "Labels": {}, "Count": 4, "Sum": 0.009, "Mean": 0.00225,
@@ -168,8 +171,13 @@ async fn metrics_come_as_json_and_as_prometheus_text() {
     });
     assert_eq!(sample, expected);
     let text = server.get("/v1/metrics?format=prometheus").await.text;
+    assert!(
+        text.contains("nomad_http_requests_total{code=\"200\",route=\"metrics\"} 1\n"),
+        "{text}"
+    );
+    let others = text.split_inclusive('\n').filter(|line| !line.contains("nomad_http_request"));
     assert_eq!(
-        text,
+        others.collect::<String>(),
         "# HELP nomad_broker_total_ready Evaluations in the leader's broker.\n\
          # TYPE nomad_broker_total_ready gauge\nnomad_broker_total_ready 3\n\
          # HELP nomad_leader_step_seconds How long a step of the leader's machines took.\n\
@@ -178,7 +186,7 @@ async fn metrics_come_as_json_and_as_prometheus_text() {
          nomad_leader_step_seconds_bucket{le=\"0.000001\"} 0\n\
          nomad_leader_step_seconds_bucket{le=\"0.000002\"} 3\n\
          nomad_leader_step_seconds_bucket{le=\"+Inf\"} 4\n\
-         # HELP nomad_raft_appliedIndex Consensus: term, indexes, whether this server leads.\n\
+         # HELP nomad_raft_appliedIndex See docs/operations.md.\n\
          # TYPE nomad_raft_appliedIndex gauge\nnomad_raft_appliedIndex 12.5\n"
     );
     assert_eq!(server.get("/v1/metrics?format=xml").await.status, 400);

@@ -504,6 +504,27 @@ fn a_machine_without_an_intent_gets_a_row_and_is_destroyed() {
     assert_eq!((&*row.provider_id, row.state), ("i-late", InstanceState::ShuttingDown));
 }
 
+/// The list was asked for before the create was answered, and its machine had lost its tags by then.
+#[test]
+fn a_machine_of_an_instance_is_no_stray_without_its_tags() {
+    let mut driver = with_pool();
+    let id = driver.request_instance("gpu", "small");
+    driver.made(id);
+    let machine = driver.instance_row(id).provider_id.clone();
+    let untagged = stray_id("local", &machine);
+    let listed = list(&driver, 1, vec![seen(untagged, &machine)], &[]);
+    driver.accept(listed);
+    assert_eq!(driver.state.instances().len(), 1);
+    assert_eq!(driver.instance_row(id).state, InstanceState::Booting);
+    // The same machine's name at another provider is another machine.
+    let mut elsewhere = list(&driver, 1, vec![seen(untagged, &machine)], &[]);
+    if let Command::ObserveInstances(command) = &mut elsewhere {
+        command.provider = "other".into();
+    }
+    driver.accept(elsewhere);
+    assert_eq!(driver.state.instances().len(), 2);
+}
+
 #[test]
 fn a_destroy_is_asked_until_the_machine_is_gone() {
     with_leader_changes(|driver| {
