@@ -132,7 +132,8 @@ impl Prometheus {
 
     /// Whether every rule has been judged on the metrics of all servers.
     fn has_judged(&self) -> bool {
-        let query = "/api/v1/query?query=sum(up)%20%3D%3D%203%20and%20sum(nomad_raft_is_leader)%20%3D%3D%201";
+        // For six seconds: longer than an alert waits here.
+        let query = "/api/v1/query?query=sum(count_over_time(up%5B6s%5D))%20%3E%3D%2015%20and%20sum(min_over_time(up%5B6s%5D))%20%3D%3D%203%20and%20sum(nomad_raft_is_leader)%20%3D%3D%201";
         let Ok(answer) = self.client.try_get(query) else { return false };
         let is_up = answer.json["data"]["result"].as_array().is_some_and(|found| !found.is_empty());
         let Ok(answer) = self.client.try_get("/api/v1/rules") else { return false };
@@ -172,7 +173,9 @@ fn a_lost_majority_wakes_somebody() {
     wait_until("the alerts fire", PATIENCE, || {
         prometheus.firing().is_some_and(|firing| wanted.iter().all(|name| firing.contains(*name)))
     });
-    others.iter().for_each(|one| cluster.start_one(*one));
+    for one in &others {
+        cluster.start_one(*one);
+    }
     cluster.await_ready_all();
     wait_until("none fires any more", PATIENCE, || none_fires(&prometheus));
 }
