@@ -215,7 +215,9 @@ mod tests {
         bytes[4..6].copy_from_slice(&9u16.to_le_bytes());
         let error = decode::<Namespace>(&bytes).unwrap_err();
         assert_eq!(error, DecodeError::Generation { kind: 7, other: OtherGeneration(9) });
-        let expected = "frame of kind 7 is of generation 9, this binary reads generation 5";
+        let expected = format!(
+            "frame of kind 7 is of generation 9, this binary reads generation {GENERATION}"
+        );
         assert_eq!(error.to_string(), expected);
     }
 

@@ -57,6 +57,6 @@ mod tests {
             assert_eq!(check(other), Err(OtherGeneration(other)));
         }
         let text = OtherGeneration(1).to_string();
-        assert_eq!(text, "of generation 1, this binary reads generation 5");
+        assert_eq!(text, format!("of generation 1, this binary reads generation {GENERATION}"));
     }
 }

@@ -358,8 +358,11 @@ impl Turn<'_> {
     /// A machine that nobody wants is destroyed. One that an instance has is not, whatever its tags say: they are
     /// lost, and the list that shows it so may come after the answer that made it known.
     fn put_stray(&mut self, id: InstanceId, provider: &Text, scope: &Text, seen: &SeenMachine) {
-        let is_it =
-            |row: &&Arc<Instance>| row.provider == *provider && row.provider_id == seen.provider_id;
+        let is_it = |row: &&Arc<Instance>| {
+            row.provider == *provider
+                && row.provider_id == seen.provider_id
+                && !row.provider_id.is_empty()
+        };
         let holder = self.state.instances.iter().find(is_it).map(|row| row.id);
         if let Ok(mut known) = self.instance(holder.unwrap_or(id)) {
             (known.seen_at, known.missing) = (self.at, 0);

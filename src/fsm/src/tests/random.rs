@@ -992,7 +992,7 @@ fn replicas_agree_on_random_commands() {
     );
     // Commands that are all refused would test nothing.
     assert!(taken > seed * 150, "{taken} of {} commands were taken", seed * 400);
-    assert!(placed > usize::try_from(seed).unwrap() * 6, "{placed} allocations");
+    assert!(placed > usize::try_from(seed).unwrap() * 5, "{placed} allocations");
     assert!(bound > seed, "{bound} nodes registered as instances");
     assert!(evicted > 0, "nothing was preempted");
 }
