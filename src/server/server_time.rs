@@ -173,7 +173,9 @@ fn log(note: TimeNote) {
 pub(super) async fn ask(contact: &Contact) -> u64 {
     let time = &contact.time;
     let since_ms = time.clock.monotonic_ms();
-    let (metrics, voters) = (contact.raft.metrics().borrow_watched().clone(), contact.voters());
+    // One after the other: a second borrow beside the first waits for a writer that waits for the first.
+    let metrics = contact.raft.metrics().borrow_watched().clone();
+    let voters = contact.voters();
     let asked = Asked { since_ms, voters: &voters };
     let members = metrics.membership_config.nodes();
     let is_asked = |id: &ServerId| voters.contains(id) && time.keeper().lacks(asked, *id);
