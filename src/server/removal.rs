@@ -9,6 +9,9 @@
 //! ```
 //! Newer means a higher index in the log: a server that lags and does not know this one yet proves
 //! nothing. Invariant: a server ends itself only on members that were committed after it was one.
+//! A server that votes in an entry that is not committed yet was one: only a committed learner is
+//! made a voter. Its removal may have come in the same batch as everything before it, so that the
+//! entry that takes it out is all that it ever sees.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
@@ -25,7 +28,7 @@ use super::{
 use crate::{
     api::ApiError,
     disk::Disk,
-    raft::{Membership, ServerId, WatchReceiver},
+    raft::{Membership, ServerId, StoredMembership, WatchReceiver},
     rt,
     server_name::ServerName,
     storage::shadow::write_file,
@@ -126,6 +129,12 @@ fn standing_among(membership: &Membership, index: Index, id: ServerId, address: 
     }
 }
 
+/// Index of the members that are newest in the log, committed or not, if this server votes by them.
+fn voted_at(in_log: &StoredMembership, id: ServerId) -> Option<Index> {
+    let votes = in_log.membership().voter_ids().any(|voter| voter == id);
+    in_log.log_id().as_ref().filter(|_| votes).map(|id| id.index)
+}
+
 /// What a server has to do about its standing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
@@ -174,8 +183,10 @@ pub(super) async fn watch(leaver: Leaver) {
     let mut server_metrics = contact.raft.server_metrics();
     loop {
         let own = standing(&contact, contact.id, &contact.settings.rpc_address);
-        if own.is_listed {
-            contact.was_listed(own.membership_index);
+        let in_log = contact.raft.metrics().borrow_watched().membership_config.clone();
+        let voted_at = voted_at(&in_log, contact.id);
+        if let Some(index) = own.is_listed.then_some(own.membership_index).max(voted_at) {
+            contact.was_listed(index);
         }
         let verdict = match contact.listed_at() {
             Some(known) if !own.is_listed => judge(known, own),
@@ -209,8 +220,6 @@ pub(super) async fn watch(leaver: Leaver) {
 /// Asks the others for this server's standing; joins again where it was replaced.
 async fn ask_others(contact: &Contact, own: &Cluster, known: Index) -> Verdict {
     let metrics = contact.raft.metrics().borrow_watched().clone();
-    // An entry that is not committed yet may list this server too.
-    let known = known.max(metrics.membership_config.log_id().as_ref().map_or(0, |id| id.index));
     let members = metrics.membership_config.membership().nodes();
     let others = members.filter(|(id, _)| **id != contact.id);
     for address in others.map(|(_, member)| &member.rpc_address) {
@@ -240,8 +249,10 @@ async fn ask_others(contact: &Contact, own: &Cluster, known: Index) -> Verdict {
 
 #[cfg(test)]
 mod tests {
+    use openraft::{impls::leader_id_std::LeaderId, vote::RaftLeaderId};
+
     use super::*;
-    use crate::raft::Member;
+    use crate::raft::{LogId, Member};
 
     #[test]
     fn a_removal_keeps_a_majority_of_those_that_answer() {
@@ -258,6 +269,23 @@ mod tests {
         assert!(check(&[1, 2], 2, false, &[1, 2]));
         assert!(!check(&[1], 1, true, &[1]), "nobody would be left");
         assert!(check(&[1], 7, false, &[1]), "a learner counts in no majority");
+    }
+
+    /// The entry that takes it out, before it is committed, is all that a server may see of its members.
+    #[test]
+    fn a_server_that_votes_in_its_newest_entry_was_one_of_the_members() {
+        let leader = LeaderId::<u64, u64>::new(2, 1).to_committed();
+        let at = |index, voters: Vec<BTreeSet<u64>>, learner: u64| {
+            let membership = Membership::new_with_defaults(voters, [learner]);
+            StoredMembership::new(Some(LogId::new(leader, index)), membership)
+        };
+        let (three, two) = (BTreeSet::from([1, 2, 3]), BTreeSet::from([1, 3]));
+        let joint = at(7, vec![three, two.clone()], 4);
+        assert_eq!(voted_at(&joint, 2), Some(7), "it is being taken out");
+        assert_eq!(judge(7, Standing { membership_index: 8, ..Standing::default() }), Verdict::End);
+        assert_eq!(voted_at(&joint, 4), None, "a learner may be lost with its entry");
+        assert_eq!(voted_at(&at(8, vec![two], 4), 2), None, "it is out");
+        assert_eq!(voted_at(&StoredMembership::default(), 2), None);
     }
 
     #[test]
