@@ -188,10 +188,14 @@ pub(super) async fn watch(leaver: Leaver) {
         if let Some(index) = own.is_listed.then_some(own.membership_index).max(voted_at) {
             contact.was_listed(index);
         }
-        let verdict = match contact.listed_at() {
-            Some(known) if !own.is_listed => judge(known, own),
-            Some(known) if !contact.is_in_touch() => ask_others(&contact, &cluster, known).await,
-            Some(_) | None => Verdict::Stay,
+        // What it has applied itself may tell nothing: the entry that takes it out may be in its log
+        // alone, for ever.
+        let verdict = match contact.listed_at().map(|known| (known, judge(known, own))) {
+            Some((known, Verdict::Stay)) if !contact.is_in_touch() => {
+                ask_others(&contact, &cluster, known).await
+            }
+            Some((_, verdict)) => verdict,
+            None => Verdict::Stay,
         };
         // A leader that was taken out answers its caller and hands over first; openraft sees to that.
         if verdict == Verdict::End && contact.leads().is_none() {
