@@ -12,7 +12,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(files, ["."])?;
     let path = PathBuf::from(env::var("OUT_DIR")?).join("quorate_descriptor.bin");
     fs::write(path, descriptors.encode_to_vec())?;
-    tonic_prost_build::configure().bytes(".").btree_map(".").compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .codec_path("crate::codec::CountingCodec")
+        .bytes(".")
+        .btree_map(".")
+        .compile_fds(descriptors)?;
     println!("cargo:rerun-if-changed=quorate");
     println!("cargo:rerun-if-changed=opentelemetry");
     Ok(())

@@ -7,6 +7,8 @@
 //! Several simulated servers share the thread: the tasks of each form a [`Group`], which a spawned task inherits from the one that spawns it, so
 //! that [`kill_group`] ends a whole server at once, as `kill -9` does.
 
+mod threads;
+
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
@@ -22,11 +24,12 @@ use openraft_rt_tokio::{
     TokioInstant, TokioMpsc, TokioMutex, TokioOneshot, TokioRuntime, TokioWatch,
 };
 use rand::{SeedableRng, rngs::SmallRng};
+pub use threads::{Runtimes, Threads, heavy_threads};
 pub use tokio::{
     select,
-    sync::{Notify, Semaphore, SemaphorePermit, mpsc, oneshot, watch},
-    task::{AbortHandle, JoinHandle, JoinSet},
-    time::{Instant, error::Elapsed, sleep, sleep_until, timeout},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit, mpsc, oneshot, watch},
+    task::{AbortHandle, JoinError, JoinHandle, JoinSet},
+    time::{Instant, Sleep, error::Elapsed, sleep, sleep_until, timeout},
 };
 
 thread_local! {
@@ -349,11 +352,17 @@ pub async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + '
         None if is_simulation() => return work(),
         None => tokio::task::spawn_blocking(work),
     };
+    value_of(task).await
+}
+
+/// What a task comes to; its panic goes on here. Only the end of its runtime cancels one: then
+/// whoever waits is about to end too.
+async fn value_of<T>(task: impl Future<Output = Result<T, JoinError>>) -> T {
     match task.await {
         Ok(value) => value,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            Err(error) => panic!("blocking work was cancelled: {error}"),
+            Err(_) => std::future::pending().await,
         },
     }
 }

@@ -1,6 +1,8 @@
 //! Generated gRPC code: messages, clients and services of `quorate.v1`, which servers and agents of one generation speak, of
 //! `quorate.capacity.v1`, which load balancers speak, and of OTLP, which collectors of traces speak.
 
+pub mod codec;
+
 /// Messages, clients and servers of package `quorate.v1`.
 pub mod v1 {
     tonic::include_proto!("quorate.v1");

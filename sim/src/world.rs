@@ -299,6 +299,7 @@ impl World {
             snapshot_piece_bytes: self.swarm.snapshot_piece_bytes,
             publish_entries_max: self.swarm.batch_entries_max.min(PUBLISH_ENTRIES_MAX),
             providers: Arc::default(),
+            passes: rt::Threads::HERE,
         };
         let world = self.clone();
         rt::spawn_in(group, async move {

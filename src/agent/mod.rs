@@ -79,7 +79,7 @@ pub use self::{
 use crate::{
     open_files,
     rpc::transport::{GrpcTransport, Transport},
-    rt::{self, JoinSet, Notify, watch},
+    rt::{self, JoinSet, Notify, Runtimes, watch},
     serve::Door,
     signals::{Asked, Signals},
 };
@@ -91,25 +91,25 @@ const THREAD_KEEP_ALIVE: Duration = Duration::from_hours(24);
 
 /// Runs an agent until SIGTERM or SIGINT; SIGHUP calls `reload`. Blocks; has its own runtime.
 pub fn run(settings: AgentSettings, reload: impl Fn()) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        // Threads for file work stay, for the time when no more can be had.
-        .thread_keep_alive(THREAD_KEEP_ALIVE)
-        .build()
-        .context(open_files::NO_THREADS)?;
+    // Threads for file work stay, for the time when no more can be had.
+    let runtimes = Runtimes::start(Some(THREAD_KEEP_ALIVE)).context(open_files::NO_THREADS)?;
     // Each task that runs takes one.
     open_files::raise();
-    runtime.block_on(async {
+    let edge = runtimes.edge();
+    let ended = runtimes.block_on(async {
         shortage::keep_threads();
+        edge.within(shortage::keep_threads);
         let mut signals = Signals::listen().context("cannot listen for signals")?;
-        let agent = Agent::start(settings).await?;
+        let agent = Agent::start(settings, &edge).await?;
         while signals.next().await == Asked::Reload {
             reload();
         }
         tracing::info!("the agent ends");
         agent.stop().await;
         Ok(())
-    })
+    });
+    runtimes.end(false);
+    ended
 }
 
 /// A running agent. Dropping it is like killing it: its tasks run on under their executors.
@@ -141,8 +141,9 @@ impl std::fmt::Debug for LocalHandle {
 }
 
 impl Agent {
-    /// Starts an agent (or a simulation) in the present runtime. Returns when it serves HTTP; it may not be registered yet.
-    pub async fn start(mut settings: AgentSettings) -> anyhow::Result<Self> {
+    /// Starts an agent (or a simulation) in the present runtime, and its HTTP on the threads of `edge`, so that no request
+    /// holds up the heartbeats or a task. Returns when it serves HTTP; it may not be registered yet.
+    pub async fn start(mut settings: AgentSettings, edge: &rt::Threads) -> anyhow::Result<Self> {
         settings.validate()?;
         let transport = Arc::new(GrpcTransport::from_agents());
         let servers = Servers::new(&settings.servers, transport, settings.rpc_timeout)?;
@@ -151,12 +152,14 @@ impl Agent {
             .await
             .with_context(|| format!("cannot listen on {}", settings.http_address))?;
         let http_address = listener.local_addr().context("the listener has no address")?;
+        let listener = listener.into_std()?;
+        let listener = edge.within(|| TcpListener::from_std(listener))?;
         let door = Door::new(listener, http::connections_max(open_files::max()), "agent's HTTP");
         let mut work = JoinSet::new();
         if let Some(nodes) = settings.simulate {
             let nodes = (nodes, http_address);
             simulate::spawn(&settings, &servers, &identity, state.boot_id, nodes, &mut work);
-            rt::spawn_into(&mut work, http::serve(door, None, None));
+            edge.spawn_into(&mut work, http::serve(door, None, None));
             let guard = Some(Arc::new(StateDirectoryGuard(state)));
             let node_id = fsm::NodeId(identity.node_id);
             return Ok(Self {
@@ -210,7 +213,7 @@ impl Agent {
             work: http::FileWork::default(),
             readers: http::Readers::default(),
         };
-        rt::spawn_into(&mut work, http::serve(door, Some(start), Some(files)));
+        edge.spawn_into(&mut work, http::serve(door, Some(start), Some(files)));
         let handle = LocalHandle { node, stop_tasks: settings.stop_tasks_on_exit };
         Ok(Self {
             http_address,

@@ -54,6 +54,8 @@ pub enum Limit {
     ResponseBytes,
     /// Lists over large tables that are built at the same time.
     LargeLists,
+    /// Requests that compute much: plans, parsing, large bodies.
+    CostlyRequests,
 }
 
 impl fmt::Display for Limit {
@@ -67,6 +69,7 @@ impl fmt::Display for Limit {
             Self::RequestBytes => "request body bytes",
             Self::ResponseBytes => "response body bytes",
             Self::LargeLists => "large lists",
+            Self::CostlyRequests => "requests that compute much",
         })
     }
 }

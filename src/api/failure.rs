@@ -22,6 +22,7 @@ impl From<Limit> for pb::Limit {
             Limit::RequestBytes => Self::RequestBytes,
             Limit::ResponseBytes => Self::ResponseBytes,
             Limit::LargeLists => Self::LargeLists,
+            Limit::CostlyRequests => Self::CostlyRequests,
         }
     }
 }
@@ -37,6 +38,7 @@ fn limit(number: i32) -> Option<Limit> {
         pb::Limit::RequestBytes => Some(Limit::RequestBytes),
         pb::Limit::ResponseBytes => Some(Limit::ResponseBytes),
         pb::Limit::LargeLists => Some(Limit::LargeLists),
+        pb::Limit::CostlyRequests => Some(Limit::CostlyRequests),
     }
 }
 
@@ -127,6 +129,7 @@ pub(crate) mod testing {
             Limit::RequestBytes,
             Limit::ResponseBytes,
             Limit::LargeLists,
+            Limit::CostlyRequests,
         ];
         let overloaded =
             limits.map(|what| ApiError::Overloaded { what, limit: 7, retry_after_ms: 250 });

@@ -4,6 +4,7 @@
 pub mod agent;
 pub mod capacity;
 pub mod cluster;
+pub mod gate;
 pub mod scheduler;
 
 use tonic::Request;

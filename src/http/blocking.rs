@@ -155,6 +155,8 @@ impl Call {
         let mut list = List::new(paging, filter, self.options.response_bytes_max);
         let state = snapshot.state;
         let rows = tables.iter().map(|table| rows_of(&state, *table)).max().unwrap_or(0);
+        // A filter may cost much on few rows.
+        let rows = if list.is_filtered() { usize::MAX } else { rows };
         let answers = self.answers.clone();
         let finish = move || {
             fill(&state, &mut list)?;
@@ -189,9 +191,7 @@ impl Call {
             drop(turn);
             built
         };
-        tokio::task::spawn_blocking(build)
-            .await
-            .map_err(|error| Error::internal(format!("building the list failed: {error}")))?
+        self.options.heavy.run_blocking(build).await
     }
 
     fn lists_overloaded(&self) -> Error {

@@ -19,11 +19,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     Context, HttpOptions,
+    admission::Admitted,
     answer::{Answer, AnswerBodies, Meta},
     error::Error,
     filter::Filter,
     job_bodies::JobBodies,
-    request_body,
 };
 use crate::{
     api::{Api, Caller, ReadMode, Snapshot, Way, Written},
@@ -88,16 +88,18 @@ pub(crate) struct Call {
     /// Bodies of jobs.
     pub(crate) job_bodies: Arc<JobBodies>,
     /// The body's share of what all bodies may take.
-    _body_share: Option<OwnedSemaphorePermit>,
+    _body_share: Arc<Option<OwnedSemaphorePermit>>,
 }
 
 impl FromRequest<Context> for Call {
     type Rejection = Error;
 
     async fn from_request(request: Request, context: &Context) -> Result<Self, Error> {
-        let (parts, body) = request.into_parts();
+        let (mut parts, _) = request.into_parts();
         let options = Arc::clone(&context.options);
-        let (body, body_share) = request_body::read(&parts, body, context).await?;
+        let Some(Admitted { body, share }) = parts.extensions.remove() else {
+            return Err(Error::internal("a request came past its admission"));
+        };
         let Query(query) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
             .map_err(|error| Error::bad(format!("the query string does not parse: {error}")))?;
         let address = parts.extensions.get::<Remote>().map(|remote| remote.0);
@@ -117,7 +119,7 @@ impl FromRequest<Context> for Call {
             lists: Arc::clone(&context.budget.lists),
             answers: context.budget.answers.clone(),
             job_bodies: Arc::clone(&context.job_bodies),
-            _body_share: body_share,
+            _body_share: share,
         };
         call.check_common()?;
         call.request_id = call.keyed_request_id()?;

@@ -88,6 +88,15 @@ impl Error {
         )
     }
 
+    /// A body of too many values.
+    pub(crate) fn body_too_costly(bytes: usize, bytes_max: usize) -> Self {
+        let (mib, mib_max) = (bytes >> 20, bytes_max >> 20);
+        let text = format!(
+            "the values of the request body take {mib} MiB, and {mib_max} MiB are the most: send fewer, or raise limits.request_bytes_max of the servers"
+        );
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, text)
+    }
+
     /// The request's body did not arrive in time.
     pub(crate) fn body_timeout() -> Self {
         Self::new(StatusCode::REQUEST_TIMEOUT, "the request body did not arrive in time")

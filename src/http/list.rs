@@ -100,6 +100,11 @@ impl List {
         Self { paging, filter, bytes_max, bytes: b"[".to_vec(), next_token: None }
     }
 
+    /// Whether a filter leaves rows out.
+    pub(crate) fn is_filtered(&self) -> bool {
+        self.filter.is_some()
+    }
+
     /// The rows in a range of keys that this page may be made of: where no filter leaves any out, no more than it shows and the one behind, so that a page
     /// of a long list costs what it shows.
     pub(crate) fn page_of<'a, R: Row>(

@@ -10,6 +10,7 @@
 //! Must never: keep state of its own (`job_bodies.rs` keeps bodies with the rows they are made of), change state by anything but a `Command`, or answer from a snapshot older than one the client has
 //! seen. Reads are linearizable on every server unless `stale` is given.
 
+mod admission;
 mod agent;
 mod agent_schedulers;
 mod allocation;
@@ -31,6 +32,7 @@ mod job_plan;
 mod job_versions;
 mod job_warnings;
 mod jobs_bridge;
+mod json_cost;
 mod list;
 mod mass_loss;
 mod metrics;
@@ -58,12 +60,13 @@ use axum::{
     Router,
     handler::Handler,
     http::{Method, Uri},
+    middleware::from_fn_with_state,
     routing::{MethodRouter, post},
 };
 use tokio::sync::Semaphore;
 use tracing::Instrument;
 
-use crate::{api::Api, body};
+use crate::{api::Api, body, rt::Threads};
 use answer::AnswerBodies;
 use error::Error;
 
@@ -80,6 +83,8 @@ pub struct HttpOptions {
     pub response_bytes_max: usize,
     /// Bodies of all answers that are not written yet, bytes; beyond that reads are answered with 429. Short bodies do not count.
     pub response_bodies_bytes_max: usize,
+    /// Where requests that cost much are answered, and large lists are built.
+    pub heavy: Threads,
     /// How long a request that does not wait for a change may take.
     pub timeout: Duration,
     /// Name of the only region.
@@ -96,6 +101,7 @@ impl Default for HttpOptions {
             large_lists_max: 4,
             response_bytes_max: 256 << 20,
             response_bodies_bytes_max: 1 << 30,
+            heavy: Threads::HERE,
             timeout: Duration::from_secs(10),
             region: "global".to_owned(),
             datacenter: "dc1".to_owned(),
@@ -122,6 +128,8 @@ pub(crate) struct Budget {
     lists: Arc<Semaphore>,
     /// Bodies of answers.
     answers: AnswerBodies,
+    /// Requests that cost much and are under way.
+    costly: Arc<Semaphore>,
 }
 
 /// All routes of the API.
@@ -130,6 +138,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         bodies: Arc::new(Semaphore::new(options.request_bodies_bytes_max.div_ceil(1_024))),
         lists: Arc::new(Semaphore::new(options.large_lists_max)),
         answers: AnswerBodies::new(options.response_bodies_bytes_max),
+        costly: admission::costly(),
     };
     let requests: Arc<requests::Requests> = Arc::default();
     let context = Context {
@@ -163,7 +172,8 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         .merge(unsupported::routes())
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(axum::middleware::from_fn_with_state(requests, log))
+        .layer(from_fn_with_state(context.clone(), admission::admit))
+        .layer(from_fn_with_state(requests, log))
         .with_state(context)
 }
 

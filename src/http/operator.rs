@@ -230,9 +230,7 @@ async fn invariants(call: Call) -> Result<Answer, Error> {
     let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
     let state = snapshot.state;
     let index: Index = state.index();
-    let violations = tokio::task::spawn_blocking(move || fsm::invariant::check(&state))
-        .await
-        .map_err(|error| Error::internal(format!("the check failed: {error}")))?;
+    let violations = call.in_turn(usize::MAX, move || Ok(fsm::invariant::check(&state))).await?;
     let violations: Vec<Value> = violations
         .into_iter()
         .map(|violation| json!({ "Name": violation.name, "Detail": violation.detail }))

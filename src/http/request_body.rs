@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{Context, HttpOptions, dispatch::BATCH_SUFFIX, error::Error};
+use super::{Context, HttpOptions, dispatch::BATCH_SUFFIX, error::Error, json_cost};
 use crate::api::{ApiError, Limit};
 
 /// Bytes of an oversized body that are read and thrown away, so that the client gets to read the answer.
@@ -22,7 +22,11 @@ const DISCARD_BYTES_MAX: usize = 64 << 20;
 /// meta with each.
 const BATCH_BODY_FACTOR: usize = 6;
 
-/// The body of a request, and its share of what all bodies may take, to be held as long as the body.
+/// How much more a body may take once it is read than a body may have on the wire: with the limit of 4 MiB 64 MiB. The JSON of a job takes
+/// about eight times its length.
+const READ_FACTOR: usize = 16;
+
+/// The body of a request, and its share of what all bodies may take, to be held as long as the body and what is read from it.
 pub(super) async fn read(
     parts: &Parts,
     body: Body,
@@ -31,8 +35,19 @@ pub(super) async fn read(
     let options = &context.options;
     let limit = BodyLimit::of(&parts.uri, options);
     let length = BodyLength::of(&parts.headers, limit);
-    let share = length.share(&context.budget.bodies, options)?;
+    let mut share = length.share(&context.budget.bodies, options)?;
     let body = collect(body, length, limit, options).await?;
+    let cost = json_cost::of(&body);
+    let cost_max = options.request_bytes_max.saturating_mul(READ_FACTOR);
+    if cost > cost_max {
+        return Err(Error::body_too_costly(cost, cost_max));
+    }
+    if let Some(of_values) = BodyLength(cost).share(&context.budget.bodies, options)? {
+        match &mut share {
+            Some(share) => share.merge(of_values),
+            None => share = Some(of_values),
+        }
+    }
     Ok((body, share))
 }
 

@@ -16,7 +16,7 @@ mod incoming;
 #[cfg(test)]
 mod testing;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use elastic::FleetConfig;
@@ -32,6 +32,7 @@ use proto::v1::{
 use tokio::{net::TcpListener, sync::Semaphore, task::JoinHandle};
 use tonic::{service::interceptor::InterceptedService, transport::Server};
 
+use self::incoming::Sorted;
 use crate::{
     config::{ProviderConfig, ServerConfig},
     disk::{Disk, RealDisk},
@@ -39,6 +40,7 @@ use crate::{
         agent::AgentService,
         capacity::{self, CapacityService},
         cluster::ClusterService,
+        gate::{self, Gate},
         scheduler::SchedulerService,
     },
     http::{self, HttpOptions, rival},
@@ -49,6 +51,7 @@ use crate::{
         generation,
         transport::{GrpcTransport, MESSAGE_BYTES_MAX},
     },
+    rt::{Runtimes, Threads},
     serve::{self, Door},
     server::{Core, Parts, RaftTiming, Settings, elastic::Providers},
     server_name::ServerName,
@@ -64,6 +67,18 @@ const DRAIN: Duration = Duration::from_secs(3);
 /// kills (`DefaultTimeoutStopSec`), so that the reason is logged.
 const STOP_MAX: Duration = Duration::from_mins(1);
 
+/// Largest message of a call that carries no log and no plan, bytes. A status alone may be larger than
+/// tonic's 4 MiB: 1,000 tasks with ten events each.
+const CALL_BYTES_MAX: usize = 16 << 20;
+/// Streams of a connection at a time; a client makes the others wait.
+const STREAMS_MAX: u32 = 1_024;
+/// Names and values of a call's headers, bytes.
+const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// What a connection takes in before it is read, bytes of a stream: much for servers, whose messages are
+/// large, little for others, of whom there are many.
+const PEER_WINDOW_BYTES: u32 = 4 << 20;
+const WINDOW_BYTES: u32 = 512 << 10;
+
 /// A server with its sockets.
 pub struct RunningServer {
     pub core: Arc<Core>,
@@ -73,6 +88,20 @@ pub struct RunningServer {
     pub rpc: SocketAddr,
     tasks: Vec<JoinHandle<()>>,
     _lock: Option<DirectoryLock>,
+}
+
+/// Threads for what comes from outside.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// For connections, and requests that cost little.
+    pub edge: Threads,
+    /// For requests that cost much, and passes of the scheduler.
+    pub heavy: Threads,
+}
+
+impl Places {
+    /// All on the runtime of whoever asks; for tests.
+    pub const HERE: Self = Self { edge: Threads::HERE, heavy: Threads::HERE };
 }
 
 /// Bound sockets of a server.
@@ -153,7 +182,7 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
 impl RunningServer {
     /// Opens the data directory and the sockets, and serves. Joining the cluster goes on in the
     /// background.
-    pub async fn start(config: &ServerConfig) -> anyhow::Result<Self> {
+    pub async fn start(config: &ServerConfig, places: &Places) -> anyhow::Result<Self> {
         std::fs::create_dir_all(&config.data_dir)
             .with_context(|| format!("data directory {}", config.data_dir.display()))?;
         let lock = DirectoryLock::acquire(&config.data_dir)?;
@@ -169,16 +198,19 @@ impl RunningServer {
             snapshot_piece_bytes: crate::raft::network::SNAPSHOT_PIECE_BYTES,
             publish_entries_max: crate::raft::state_machine::PUBLISH_ENTRIES_MAX,
             providers: Arc::new(providers(config)?),
+            passes: places.heavy.clone(),
         };
         let options = HttpOptions {
             request_bytes_max: usize::try_from(config.limits.request_bytes_max)
                 .unwrap_or(usize::MAX),
             region: config.region.clone(),
             datacenter: config.datacenter.clone(),
+            heavy: places.heavy.clone(),
             ..HttpOptions::default()
         };
         let settings = settings(config, http_address);
-        Box::pin(Self::on(settings, parts, Sockets { http, rpc }, options, Some(lock))).await
+        let sockets = Sockets { http, rpc };
+        Box::pin(Self::on(settings, parts, sockets, (options, places), Some(lock))).await
     }
 
     /// Serves on these parts and sockets.
@@ -186,14 +218,24 @@ impl RunningServer {
         settings: Settings,
         parts: Parts,
         sockets: Sockets,
-        options: HttpOptions,
+        (options, places): (HttpOptions, &Places),
         lock: Option<DirectoryLock>,
     ) -> anyhow::Result<Self> {
         let (http, rpc) = (sockets.http.local_addr()?, sockets.rpc.local_addr()?);
         let core = Box::pin(Core::start(settings, parts)).await?;
+        let (http_socket, rpc_socket) = (sockets.http.into_std()?, sockets.rpc.into_std()?);
+        let edge = &places.edge;
+        let (to_peers, to_others, sorting) = edge.within(|| {
+            let listener = TcpListener::from_std(rpc_socket)?;
+            let places_max = rpc_connections_max(open_files::max());
+            io::Result::Ok(incoming::sort(Door::new(listener, places_max, "gRPC")))
+        })?;
+        let http_listener = edge.within(|| TcpListener::from_std(http_socket))?;
         let tasks = vec![
-            tokio::spawn(serve_rpc(Arc::clone(&core), sockets.rpc)),
-            tokio::spawn(serve_http(Arc::clone(&core), sockets.http, options)),
+            tokio::spawn(serve_peers(Arc::clone(&core), to_peers)),
+            edge.spawn(sorting),
+            edge.spawn(serve_rpc(Arc::clone(&core), to_others)),
+            edge.spawn(serve_http(Arc::clone(&core), http_listener, options)),
             tokio::spawn(join(Arc::clone(&core))),
         ];
         Ok(Self { core, http, rpc, tasks, _lock: lock })
@@ -255,43 +297,64 @@ async fn stopped(core: &Core) {
     crate::rt::until_true(&mut core.stopping()).await;
 }
 
-async fn serve_rpc(core: Arc<Core>, listener: TcpListener) {
-    let check = generation::Check::default();
-    let served = Server::builder()
-        .initial_stream_window_size(4 << 20)
-        .initial_connection_window_size(8 << 20)
-        .http2_keepalive_interval(Some(Duration::from_secs(10)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+/// Serves Raft, and the probes that go with it, to the other servers.
+async fn serve_peers(core: Arc<Core>, connections: Sorted) {
+    let (check, gate) = (generation::Check::default(), Gate::new(gate::OF_PEERS));
+    let raft = RaftServer::new(core.raft_service()).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let cluster =
+        ClusterServer::new(ClusterService(core.clone())).max_decoding_message_size(CALL_BYTES_MAX);
+    let served = server(PEER_WINDOW_BYTES)
+        .add_service(InterceptedService::new(gate.before(raft, MESSAGE_BYTES_MAX), check.clone()))
+        .add_service(InterceptedService::new(gate.before(cluster, CALL_BYTES_MAX), check))
+        .serve_with_incoming_shutdown(connections, stopped(&core))
+        .await;
+    ended(&core, served);
+}
+
+/// Serves agents, workers, and clients of gRPC.
+async fn serve_rpc(core: Arc<Core>, connections: Sorted) {
+    let (check, gate) = (generation::Check::default(), Gate::new(gate::OF_CLIENTS));
+    let scheduler = SchedulerServer::new(SchedulerService(core.clone()))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let cluster = ClusterServer::new(ClusterService(core.clone()))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let agents = AgentServer::new(AgentService::new(core.clone(), Some(Arc::new(rival::start_at))))
+        .max_decoding_message_size(CALL_BYTES_MAX);
+    let served = server(WINDOW_BYTES)
         .add_service(InterceptedService::new(
-            RaftServer::new(core.raft_service()).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            gate.before(scheduler, MESSAGE_BYTES_MAX),
             check.clone(),
         ))
         .add_service(InterceptedService::new(
-            SchedulerServer::new(SchedulerService(core.clone()))
-                .max_decoding_message_size(MESSAGE_BYTES_MAX),
+            gate.before(cluster, MESSAGE_BYTES_MAX),
             check.clone(),
         ))
-        .add_service(InterceptedService::new(
-            ClusterServer::new(ClusterService(core.clone()))
-                .max_decoding_message_size(MESSAGE_BYTES_MAX),
-            check.clone(),
-        ))
-        .add_service(InterceptedService::new(
-            // A status alone may be larger than tonic's 4 MiB: 1,000 tasks with ten events each.
-            AgentServer::new(AgentService::new(core.clone(), Some(Arc::new(rival::start_at))))
-                .max_decoding_message_size(MESSAGE_BYTES_MAX),
-            check,
-        ))
+        .add_service(InterceptedService::new(gate.before(agents, CALL_BYTES_MAX), check))
         // For clients that know no generation.
         .add_service(
-            CapacityServer::new(CapacityService::new(core.clone(), capacity::STREAMS_MAX))
-                .max_decoding_message_size(capacity::MESSAGE_BYTES_MAX),
+            gate.before(
+                CapacityServer::new(CapacityService::new(core.clone(), capacity::STREAMS_MAX))
+                    .max_decoding_message_size(capacity::MESSAGE_BYTES_MAX),
+                capacity::MESSAGE_BYTES_MAX,
+            ),
         )
-        .serve_with_incoming_shutdown(
-            incoming::counted(Door::new(listener, rpc_connections_max(open_files::max()), "gRPC")),
-            stopped(&core),
-        )
+        .serve_with_incoming_shutdown(connections, stopped(&core))
         .await;
+    ended(&core, served);
+}
+
+/// A gRPC server whose connections take in so many bytes before they are read.
+fn server(window_bytes: u32) -> Server {
+    Server::builder()
+        .initial_stream_window_size(window_bytes)
+        .initial_connection_window_size(2 * window_bytes)
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_max_header_list_size(HEADER_BYTES_MAX)
+        .http2_keepalive_interval(Some(Duration::from_secs(10)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+}
+
+fn ended(core: &Core, served: Result<(), tonic::transport::Error>) {
     if let Err(error) = served {
         core.lifecycle.fail(format!("gRPC is not served any more: {error}"));
     }
@@ -324,27 +387,24 @@ async fn join(core: Arc<Core>) {
 
 /// Runs a server until it is told to stop or cannot go on; its traces go to the exporter's collector.
 pub fn run(reload: &ServerReload, exporter: Option<Exporter>) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context(open_files::NO_THREADS)?;
-    let ended = runtime.block_on(run_until_stopped(reload, exporter).boxed());
-    if ended.is_err() {
-        // A thread may hang in a disk call: do not wait for it.
-        runtime.shutdown_background();
-    }
+    let runtimes = Runtimes::start(None).context(open_files::NO_THREADS)?;
+    let places = Places { edge: runtimes.edge(), heavy: runtimes.heavy() };
+    let ended = runtimes.block_on(run_until_stopped(reload, exporter, places).boxed());
+    // A thread may hang in a disk call: do not wait for it.
+    runtimes.end(ended.is_err());
     ended
 }
 
 async fn run_until_stopped(
     reload: &ServerReload,
     exporter: Option<Exporter>,
+    places: Places,
 ) -> anyhow::Result<()> {
     let config = reload.started();
     let exporting = exporter.map(Exporter::start);
     let mut signals = Signals::listen()?;
     open_files::raise();
-    let server = Box::pin(RunningServer::start(config)).await?;
+    let server = Box::pin(RunningServer::start(config, &places)).await?;
     tracing::info!(name = config.name, http = %server.http, rpc = %server.rpc,
         server = %ServerName(server.core.id), "server started");
     let mut failed = server.core.failed();

@@ -10,7 +10,7 @@ use fsm::{
 use leader::{ServicesConfig, broker::BrokerConfig};
 use tokio::{net::TcpListener, runtime::Runtime};
 
-use super::{RunningServer, Sockets};
+use super::{Places, RunningServer, Sockets};
 use crate::{
     api::{Api, ApiError, Caller, ReadMode, Way},
     disk::{Disk, fault::FaultDisk},
@@ -60,7 +60,8 @@ impl Servers {
                 let mut parts = parts(&disks[number]);
                 equip(number, &mut settings, &mut parts);
                 let options = HttpOptions::default();
-                let server = RunningServer::on(settings, parts, sockets, options, None);
+                let server =
+                    RunningServer::on(settings, parts, sockets, (options, &Places::HERE), None);
                 running.push(Box::pin(server).await.unwrap());
             }
             running
@@ -82,7 +83,8 @@ impl Servers {
             let mut parts = parts(&self.disks[server]);
             (self.equip)(server, &mut settings, &mut parts);
             let sockets = Sockets { http, rpc };
-            let server = RunningServer::on(settings, parts, sockets, HttpOptions::default(), None);
+            let options = (HttpOptions::default(), &Places::HERE);
+            let server = RunningServer::on(settings, parts, sockets, options, None);
             Box::pin(server).await.unwrap()
         });
         self.running.insert(server, new);
@@ -215,5 +217,6 @@ fn parts(disk: &FaultDisk) -> Parts {
         snapshot_piece_bytes: crate::raft::network::SNAPSHOT_PIECE_BYTES,
         publish_entries_max: crate::raft::state_machine::PUBLISH_ENTRIES_MAX,
         providers: Arc::default(),
+        passes: crate::rt::Threads::HERE,
     }
 }

@@ -2,5 +2,6 @@
 
 pub mod generation;
 pub mod method;
+pub mod peer_line;
 pub mod transport;
 pub mod words;

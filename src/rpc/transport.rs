@@ -22,8 +22,12 @@ use tonic::{
 use super::{
     generation::{self, Paced},
     method::Method,
+    peer_line,
 };
-use crate::plant::{Plant, is_planted};
+use crate::{
+    plant::{Plant, is_planted},
+    rt::Threads,
+};
 
 /// Largest message in either direction, bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
@@ -33,15 +37,25 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 pub enum Lane {
     /// Log replication.
     Append,
-    /// Heartbeats and votes.
+    /// Heartbeats, votes and probes.
     Heartbeat,
     /// Snapshots.
     Snapshot,
-    /// Everything else.
+    /// Everything else between servers.
     Control,
     /// Agents in one process, so many of them that their endless streams have room in one
     /// connection.
     Agent(u32),
+}
+
+impl Lane {
+    /// Whether the other end serves it on the threads of Raft, which no client's load delays.
+    fn is_of_peers(self) -> bool {
+        match self {
+            Self::Append | Self::Heartbeat | Self::Snapshot => true,
+            Self::Control | Self::Agent(_) => false,
+        }
+    }
 }
 
 /// A stream of replies.
@@ -100,6 +114,8 @@ pub struct GrpcTransport {
     /// Named on every call.
     generation: u16,
     refusals: Arc<Paced>,
+    /// Where connections are kept: where this was made, whoever calls first.
+    threads: Threads,
 }
 
 impl GrpcTransport {
@@ -118,7 +134,14 @@ impl GrpcTransport {
         dial: BTreeMap<String, String>,
         generation: u16,
     ) -> Self {
-        Self { channels: Mutex::default(), configure, dial, generation, refusals: Arc::default() }
+        Self {
+            channels: Mutex::default(),
+            configure,
+            dial,
+            generation,
+            refusals: Arc::default(),
+            threads: Threads::current(),
+        }
     }
 
     fn client(&self, to: &str, lane: Lane) -> Result<Grpc<Channel>, Status> {
@@ -127,7 +150,7 @@ impl GrpcTransport {
             Some(channel) => channel.clone(),
             None => {
                 let dialled = self.dial.get(to).map_or(to, String::as_str);
-                let channel = self.connect_lazily(dialled)?;
+                let channel = self.connect_lazily(dialled, lane)?;
                 channels.insert((to.to_owned(), lane), channel.clone());
                 channel
             }
@@ -137,10 +160,17 @@ impl GrpcTransport {
             .max_encoding_message_size(MESSAGE_BYTES_MAX))
     }
 
-    fn connect_lazily(&self, address: &str) -> Result<Channel, Status> {
+    fn connect_lazily(&self, address: &str, lane: Lane) -> Result<Channel, Status> {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| Status::invalid_argument(format!("address {address}: {error}")))?;
-        Ok((self.configure)(endpoint.tcp_nodelay(true)).connect_lazy())
+        let endpoint = (self.configure)(endpoint.tcp_nodelay(true));
+        Ok(self.threads.within(|| {
+            if lane.is_of_peers() {
+                endpoint.connect_with_connector_lazy(peer_line::Dial)
+            } else {
+                endpoint.connect_lazy()
+            }
+        }))
     }
 }
 
@@ -335,11 +365,11 @@ mod tests {
         for (named, is_refused) in [(1, true), (GENERATION, false), (GENERATION + 1, true)] {
             let transport = GrpcTransport::new(between_servers, BTreeMap::new(), named);
             let timeout = Duration::from_secs(10);
-            let reply = transport.unary(&address, path, Lane::Heartbeat, Bytes::new(), timeout);
+            let reply = transport.unary(&address, path, Lane::Control, Bytes::new(), timeout);
             let status = reply.await.unwrap_err();
             assert_eq!(generation::is_refusal(&status), is_refused, "{status}");
             let input = futures_util::stream::empty().boxed();
-            let stream = transport.stream(&address, path, Lane::Append, input).await;
+            let stream = transport.stream(&address, path, Lane::Control, input).await;
             let status = stream.err().expect("no such service");
             assert_eq!(generation::is_refusal(&status), is_refused, "{status}");
             assert_eq!(transport.refusals.is_due(), !is_refused, "whether it was logged");

@@ -113,6 +113,8 @@ pub struct Parts {
     pub publish_entries_max: usize,
     /// Where machines of pools come from.
     pub providers: Arc<Providers>,
+    /// Where passes of the scheduler are made.
+    pub passes: rt::Threads,
 }
 
 /// A running server core. It creates the parts, gives every task what it uses, and answers the
@@ -233,7 +235,7 @@ impl Core {
             wal_thread: std::sync::Mutex::new(wal_thread),
             settings,
         });
-        core.start_tasks(&parts.disk, providers, inlets);
+        core.start_tasks(&parts.disk, parts.passes, providers, inlets);
         super::watchdog::start(Watched {
             contact: Arc::clone(&core.contact),
             lifecycle: Arc::clone(&core.lifecycle),
@@ -244,7 +246,13 @@ impl Core {
         Ok(core)
     }
 
-    fn start_tasks(&self, disk: &Arc<dyn Disk>, providers: Arc<Providers>, inlets: Inlets) {
+    fn start_tasks(
+        &self,
+        disk: &Arc<dyn Disk>,
+        passes: rt::Threads,
+        providers: Arc<Providers>,
+        inlets: Inlets,
+    ) {
         let contact = || Arc::clone(&self.contact);
         let cell = || Arc::clone(&self.cell);
         let leading = || Arc::clone(&self.leading);
@@ -294,6 +302,7 @@ impl Core {
             leading: leading(),
             stats: Arc::clone(&self.worker_stats),
             control: Arc::clone(&self.workers),
+            passes,
             stop: self.stopping(),
         };
         rt::spawn(worker::run(place));

@@ -391,7 +391,10 @@ impl Contact {
         let expect = self.settings.bootstrap_expect.clone();
         let rpc_address = self.settings.rpc_address.clone();
         let request = pb::ProbeRequest { expect, from: self.id, digest_mark, rpc_address };
-        let reply: pb::ProbeReply = self.call(address, &method::PROBE, &request, timeout).await?;
+        // Beside the heartbeats: whether a server lives is not to be asked behind clients' calls.
+        let lane = Lane::Heartbeat;
+        let reply: pb::ProbeReply =
+            call(&*self.transport, address, &method::PROBE, lane, &request, timeout).await?;
         if reply.listed {
             self.was_listed(reply.membership_index);
         }

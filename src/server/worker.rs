@@ -69,6 +69,8 @@ pub(super) struct Workplace {
     pub(super) leading: Arc<Leading>,
     pub(super) stats: Arc<WorkerStats>,
     pub(super) control: Arc<Control>,
+    /// Where passes are made.
+    pub(super) passes: rt::Threads,
     pub(super) stop: watch::Receiver<bool>,
 }
 
@@ -107,6 +109,8 @@ struct Worker {
     stop: watch::Receiver<bool>,
     /// Candidate nodes of the last pass, kept as long as the nodes do not change.
     memory: Arc<Mutex<Memory>>,
+    /// Where passes are made.
+    passes: rt::Threads,
     /// Leases that are not ended; the first is being worked on.
     hand: VecDeque<Lease>,
     backoffs: Backoffs,
@@ -123,12 +127,26 @@ enum Dequeued {
 
 impl Worker {
     fn new(place: &Workplace, worker: usize) -> Self {
-        let Workplace { contact, cluster, cell, leading, stats, control, stop } = place.clone();
+        let Workplace { contact, cluster, cell, leading, stats, control, passes, stop } =
+            place.clone();
         let link = LeaderLink { contact, leading };
         let (orders, seat) = (control.orders(), Seat { control, worker });
         let (memory, started) = (Arc::default(), Instant::now());
         let (hand, backoffs) = (VecDeque::new(), Backoffs::default());
-        Self { link, cluster, cell, stats, seat, orders, stop, memory, hand, backoffs, started }
+        Self {
+            link,
+            cluster,
+            cell,
+            stats,
+            seat,
+            orders,
+            stop,
+            memory,
+            passes,
+            hand,
+            backoffs,
+            started,
+        }
     }
 
     /// Works until its server stops or there are to be fewer workers.

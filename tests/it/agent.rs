@@ -15,6 +15,7 @@ use proto::v1::{self, agent_server};
 use quorate::{
     agent::{Agent, AgentSettings},
     rpc::words,
+    rt::Threads,
 };
 use tokio::{
     net::TcpListener,
@@ -197,7 +198,7 @@ impl Cluster {
     async fn agent_of(settings: AgentSettings) -> Agent {
         let started = timeout(PATIENCE, async {
             loop {
-                match Agent::start(settings.clone()).await {
+                match Agent::start(settings.clone(), &Threads::HERE).await {
                     Ok(agent) => return agent,
                     Err(error) => assert!(error.to_string().contains("held by another"), "{error}"),
                 }
@@ -388,7 +389,7 @@ async fn a_running_task_survives_the_agent_and_is_stopped_by_the_next() {
 async fn tasks_that_end_with_the_agent_start_again_with_the_next_once_they_may() {
     let cluster = Cluster::start().await;
     let settings = AgentSettings { stop_tasks_on_exit: true, ..cluster.settings() };
-    let agent = Agent::start(settings.clone()).await.unwrap();
+    let agent = Agent::start(settings.clone(), &Threads::HERE).await.unwrap();
     let script = "echo start >> ../starts; exec sleep 600";
     let mut wanted = allocation(1, "service", vec![shell_task("main", script)]);
     cluster.want(vec![wanted.clone()]);
@@ -547,7 +548,7 @@ async fn hundreds_of_simulated_nodes_register_and_run() {
     mock.config_json = r#"{"run_for":"100ms"}"#.to_owned();
     cluster.want(vec![allocation(1, "batch", vec![mock])]);
     let settings = AgentSettings { simulate: Some(300), ..cluster.settings() };
-    let agent = Agent::start(settings).await.unwrap();
+    let agent = Agent::start(settings, &Threads::HERE).await.unwrap();
     cluster
         .until("all are ready", |cluster| {
             let known = cluster.server.known.lock().unwrap();
@@ -947,7 +948,7 @@ async fn agent_process() {
     let (directory, server) = given.split_once(' ').unwrap();
     let mut settings = AgentSettings::new(directory, vec![server.to_owned()]);
     settings.executor_binary = Some(PathBuf::from(env!("CARGO_BIN_EXE_quorate")));
-    let _agent = Agent::start(settings).await.unwrap();
+    let _agent = Agent::start(settings, &Threads::HERE).await.unwrap();
     std::future::pending::<()>().await;
 }
 

@@ -643,15 +643,25 @@ impl Client {
     }
 
     /// A request with any body, sent as JSON.
-    #[track_caller]
-    pub(crate) fn send(&self, method: &str, path: &str, body: &[u8]) -> Answer {
+    pub(crate) fn try_send(
+        &self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<Answer, ureq::Error> {
         let request = ureq::http::Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.base))
             .header("Content-Type", "application/json")
             .body(body)
             .unwrap();
-        let answer = answer(self.agent.run(request));
+        answer(self.agent.run(request))
+    }
+
+    /// [`Self::try_send`] that must be answered.
+    #[track_caller]
+    pub(crate) fn send(&self, method: &str, path: &str, body: &[u8]) -> Answer {
+        let answer = self.try_send(method, path, body);
         answer.unwrap_or_else(|error| panic!("{method} {}{path}: {error}", self.base))
     }
 

@@ -7,6 +7,7 @@ mod cluster;
 mod executor;
 mod harness;
 mod hostile_tasks;
+mod loads;
 mod log_level;
 mod majority;
 mod plants;

@@ -420,12 +420,31 @@ async fn a_body_that_does_not_arrive_is_given_up() {
 
 #[tokio::test]
 async fn bodies_beyond_what_all_may_take_are_turned_away() {
-    let options = HttpOptions { request_bodies_bytes_max: 1_024, ..HttpOptions::default() };
+    let options = HttpOptions { request_bodies_bytes_max: 64 << 10, ..HttpOptions::default() };
     let server = TestServer::start_with(TestCluster::new(), options).await;
-    let response = server.send("PUT", "/v1/jobs", &[], &[b' '; 2_000]).await;
-    assert_eq!(response.status, 429, "{response:?}");
-    assert!(response.text.contains("request body bytes limit reached (1024)"), "{response:?}");
-    server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    // By their bytes, and by what these become.
+    for body in [b" ".repeat(100_000), b"[{},{}]".repeat(100)] {
+        let response = server.send("PUT", "/v1/jobs", &[], &body).await;
+        assert_eq!(response.status, 429, "{response:?}");
+        assert!(response.text.contains("request body bytes limit reached (65536)"), "{response:?}");
+        server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
+    }
+    server.stop().await;
+}
+
+/// 24 MiB of it took 2.75 GB.
+#[tokio::test]
+async fn a_body_that_becomes_too_much_is_refused_before_it_is_read() {
+    let server = TestServer::start(TestCluster::new()).await;
+    let objects = |bytes: usize| [b"[".to_vec(), b"{\"\":0},".repeat(bytes / 7), b"0]".to_vec()];
+    for (path, bytes) in [("/v1/jobs", 4 << 20), ("/v1/job/web/dispatch/batch", 24 << 20)] {
+        let response = server.send("PUT", path, &[], &objects(bytes - 9).concat()).await;
+        assert_eq!(response.status, 413, "{path}: {response:?}");
+        assert!(response.text.contains("the values of the request body take"), "{response:?}");
+        // Few enough: then its meaning is looked at.
+        let response = server.send("PUT", path, &[], &objects(1_000).concat()).await;
+        assert!([400, 404].contains(&response.status), "{path}: {response:?}");
+    }
     server.stop().await;
 }
 

@@ -158,7 +158,8 @@ impl Worker {
         let (begun, kind) = (Instant::now(), evaluation.kind);
         let memory = Arc::clone(&self.memory);
         let span = tracing::debug_span!("pass", kind = kind.name(), attempt = pass);
-        let plan = schedule(state, evaluation, pass, exhausted, memory).instrument(span).await;
+        let turn = move || make_pass(&state, evaluation, pass, exhausted, &memory);
+        let plan = self.passes.run_blocking(turn).instrument(span).await;
         self.stats.times.invoke(kind).record(begun.elapsed());
         plan
     }
@@ -230,36 +231,32 @@ fn given_up(status: &Status) -> Option<Done> {
     None
 }
 
-/// One scheduling turn, away from the async threads. A panic inside it becomes an error; anywhere
-/// else a panic ends the process.
-async fn schedule(
-    state: Arc<State>,
+/// One scheduling turn. A panic inside it becomes an error; anywhere else a panic ends the process.
+fn make_pass(
+    state: &State,
     evaluation: Evaluation,
     attempt: u32,
     exhausted: bool,
-    memory: Arc<Mutex<Memory>>,
+    memory: &Mutex<Memory>,
 ) -> Result<Plan, String> {
-    rt::run_blocking(move || {
-        let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = state.at().max(evaluation.wait_until);
-        let pass = Pass { state: &state, evaluation: &evaluation, now, attempt };
-        let plan = task::contained(|| {
-            if exhausted {
-                scheduler::exhausted(&pass)
-            } else {
-                scheduler::schedule_with(&pass, &mut memory)
-            }
-        });
-        if plan.is_err() {
-            *memory = Memory::default();
+    let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
+    let now = state.at().max(evaluation.wait_until);
+    let pass = Pass { state, evaluation: &evaluation, now, attempt };
+    let plan = task::contained(|| {
+        if exhausted {
+            scheduler::exhausted(&pass)
+        } else {
+            scheduler::schedule_with(&pass, &mut memory)
         }
-        match plan {
-            Ok(Ok(plan)) => Ok(plan),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(panic) => Err(panic),
-        }
-    })
-    .await
+    });
+    if plan.is_err() {
+        *memory = Memory::default();
+    }
+    match plan {
+        Ok(Ok(plan)) => Ok(plan),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(panic) => Err(panic),
+    }
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use proto::v1::{
 use quorate::{
     api::{Api, Caller, Way, WorkerChange},
     config::ServerConfig,
-    process::RunningServer,
-    rpc::generation::Stamped,
+    process::{Places, RunningServer},
+    rpc::{generation::Stamped, peer_line::Dial},
     server::Core,
 };
 use serde_json::json;
@@ -103,7 +103,10 @@ impl Servers {
     }
 
     fn start_one(&mut self, number: usize) {
-        let server = self.runtime.block_on(RunningServer::start(&self.configs[number])).unwrap();
+        let server = self
+            .runtime
+            .block_on(RunningServer::start(&self.configs[number], &Places::HERE))
+            .unwrap();
         self.running.insert(number, server);
     }
 
@@ -179,9 +182,17 @@ impl Servers {
         SchedulerClient::with_interceptor(self.channel(number), Stamped)
     }
 
+    fn endpoint(&self, number: usize) -> Endpoint {
+        Endpoint::from_shared(format!("http://{}", self.running[&number].rpc)).unwrap()
+    }
+
     fn channel(&self, number: usize) -> Channel {
-        let address = format!("http://{}", self.running[&number].rpc);
-        self.runtime.block_on(Endpoint::from_shared(address).unwrap().connect()).unwrap()
+        self.runtime.block_on(self.endpoint(number).connect()).unwrap()
+    }
+
+    /// As another server dials for Raft.
+    fn channel_of_peers(&self, number: usize) -> Channel {
+        self.runtime.block_on(self.endpoint(number).connect_with_connector(Dial)).unwrap()
     }
 }
 
@@ -578,13 +589,13 @@ fn a_plan_without_a_leader_is_applied_once_when_there_is_one() {
 #[test]
 fn a_peer_worker_or_agent_of_another_generation_is_refused_with_what_to_do() {
     let servers = Servers::start(1);
-    let channel = servers.channel(0);
+    let (channel, of_peers) = (servers.channel(0), servers.channel_of_peers(0));
     let old = |mut request: Request<()>| {
         request.metadata_mut().insert("quorate-generation", 1.into());
         Ok(request)
     };
     let statuses = servers.runtime.block_on(async {
-        let mut raft = RaftClient::with_interceptor(channel.clone(), old);
+        let mut raft = RaftClient::with_interceptor(of_peers, old);
         let mut cluster = ClusterClient::with_interceptor(channel.clone(), old);
         let mut scheduler = SchedulerClient::with_interceptor(channel.clone(), old);
         let mut agent = AgentClient::with_interceptor(channel.clone(), old);
