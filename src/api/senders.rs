@@ -87,6 +87,11 @@ fn row(command: &Command) -> (&'static str, Senders) {
     }
 }
 
+/// Whether clients send such commands.
+pub fn is_of_clients(command: &Command) -> bool {
+    row(command).1 == Senders::Clients
+}
+
 /// Refuses a command that a caller of this edge may not send.
 pub fn check_caller(caller: Caller, command: &Command) -> Result<(), ApiError> {
     let (name, senders) = row(command);

@@ -142,7 +142,7 @@ impl Call {
         extent: impl Fn(&State) -> Extent + Send + Sync,
         fill: impl FnOnce(&State, &mut List) -> Result<(), Error> + Send + 'static,
     ) -> Result<Answer, Error> {
-        let (paging, filter) = (Paging::of(self)?, self.filter()?);
+        let (paging, filter) = (Paging::of(self)?, self.filter().await?);
         let pretty = self.flag("pretty")?;
         let index = |state: &State| tables_index(state, tables);
         let snapshot = self.snapshot(tables, &index, &extent).await?;
@@ -155,8 +155,6 @@ impl Call {
         let mut list = List::new(paging, filter, self.options.response_bytes_max);
         let state = snapshot.state;
         let rows = tables.iter().map(|table| rows_of(&state, *table)).max().unwrap_or(0);
-        // A filter may cost much on few rows.
-        let rows = if list.is_filtered() { usize::MAX } else { rows };
         let answers = self.answers.clone();
         let finish = move || {
             fill(&state, &mut list)?;
@@ -179,7 +177,8 @@ impl Call {
         rows: usize,
         work: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        if rows <= ROWS_INLINE_MAX {
+        // A filter may cost much on few rows.
+        if rows <= ROWS_INLINE_MAX && self.parameter("filter").is_none() {
             return work();
         }
         let turn = Arc::clone(&self.lists).acquire_owned();

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -14,6 +14,7 @@ use axum::{
 };
 use bytes::Bytes;
 use fsm::{Command, EvaluationId, Reply, RequestId, Text, TimeMs};
+use scheduler::Budget;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -89,6 +90,17 @@ pub(crate) struct Call {
     pub(crate) job_bodies: Arc<JobBodies>,
     /// The body's share of what all bodies may take.
     _body_share: Arc<Option<OwnedSemaphorePermit>>,
+    abandoned: Abandoned,
+}
+
+/// Set when the request's handler has ended, with an answer or without.
+#[derive(Default)]
+struct Abandoned(Arc<AtomicBool>);
+
+impl Drop for Abandoned {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl FromRequest<Context> for Call {
@@ -120,6 +132,7 @@ impl FromRequest<Context> for Call {
             answers: context.budget.answers.clone(),
             job_bodies: Arc::clone(&context.job_bodies),
             _body_share: share,
+            abandoned: Abandoned::default(),
         };
         call.check_common()?;
         call.request_id = call.keyed_request_id()?;
@@ -215,8 +228,18 @@ impl Call {
     }
 
     /// The expression that rows of a list have to satisfy.
-    pub(crate) fn filter(&self) -> Result<Option<Filter>, Error> {
-        self.parameter("filter").filter(|text| !text.is_empty()).map(Filter::parse).transpose()
+    pub(crate) async fn filter(&self) -> Result<Option<Filter>, Error> {
+        match self.parameter("filter").filter(|text| !text.is_empty()) {
+            Some(text) => self.filter_of(text).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The filter of an expression. Patterns take their time to compile.
+    pub(crate) async fn filter_of(&self, text: &str) -> Result<Filter, Error> {
+        let budget = Budget::until(Budget::OF_REQUEST, Arc::clone(&self.abandoned.0));
+        let text = text.to_owned();
+        self.in_turn(usize::MAX, move || Filter::parse(&text, budget)).await
     }
 
     /// Namespaces that a list is asked for.

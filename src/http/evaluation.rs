@@ -39,7 +39,7 @@ async fn list(call: Call) -> Result<Answer, Error> {
 
 async fn count(call: Call) -> Result<Answer, Error> {
     let matches = selection(&call)?;
-    let filter = call.filter()?;
+    let filter = call.filter().await?;
     let now = call.clock();
     let count = move |state: &State| {
         let mut count: usize = 0;
@@ -63,7 +63,7 @@ async fn delete(call: Call) -> Result<Answer, Error> {
     let ids = match (named.len(), filter.is_empty()) {
         (1.., false) => return Err(Error::bad("evals cannot be deleted by both ID and filter")),
         (0, true) => return Err(Error::bad("evals must be deleted by either ID or filter")),
-        (0, false) => selected_ids(&call, Filter::parse(filter)?).await?,
+        (0, false) => selected_ids(&call, call.filter_of(filter).await?).await?,
         (count, true) if count > EVALUATIONS_DELETED_MAX => {
             let text = format!(
                 "request includes {count} evaluation IDs, must be {EVALUATIONS_DELETED_MAX} or fewer"

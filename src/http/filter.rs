@@ -10,7 +10,7 @@
 mod evaluate;
 mod parse;
 
-use regex::Regex;
+use scheduler::{Budget, Pattern};
 use serde_json::Value;
 
 use super::error::Error;
@@ -22,7 +22,11 @@ const DEPTH_MAX: usize = 64;
 
 /// A parsed expression.
 #[derive(Debug)]
-pub(crate) struct Filter(Expression);
+pub(crate) struct Filter {
+    expression: Expression,
+    /// For its patterns on all rows.
+    budget: Budget,
+}
 
 #[derive(Debug)]
 enum Expression {
@@ -47,19 +51,19 @@ enum Operator {
     /// `value in selector` and `selector contains value`.
     Contains(String),
     DoesNotContain(String),
-    Matches(Regex),
-    DoesNotMatch(Regex),
+    Matches(Pattern),
+    DoesNotMatch(Pattern),
     IsEmpty,
     IsNotEmpty,
 }
 
 impl Filter {
-    /// Parses an expression.
-    pub(crate) fn parse(text: &str) -> Result<Self, Error> {
+    /// Parses an expression, whose patterns cost of the budget, as do their matches.
+    pub(crate) fn parse(text: &str, budget: Budget) -> Result<Self, Error> {
         if text.len() > BYTES_MAX {
             return Err(Error::bad(format!("filter: longer than {BYTES_MAX} bytes")));
         }
-        parse::expression(text).map(Self)
+        Ok(Self { expression: parse::expression(text, &budget)?, budget })
     }
 
     /// Whether a row is selected: `shown` is what the list shows of it, `whole` makes the whole object, where the list shows less.
@@ -68,7 +72,7 @@ impl Filter {
         shown: &Value,
         whole: Option<&dyn Fn() -> Value>,
     ) -> Result<bool, Error> {
-        evaluate::Row::new(shown, whole).satisfies(&self.0)
+        evaluate::Row::new(shown, whole, &self.budget).satisfies(&self.expression)
     }
 }
 
@@ -96,8 +100,12 @@ mod tests {
         })
     }
 
+    fn parse(text: &str) -> Result<Filter, Error> {
+        Filter::parse(text, Budget::new(Budget::OF_REQUEST))
+    }
+
     fn selects(text: &str) -> Result<bool, String> {
-        let filter = Filter::parse(text).map_err(|error| format!("{error:?}"))?;
+        let filter = parse(text).map_err(|error| format!("{error:?}"))?;
         filter.selects(&row(), None).map_err(|error| format!("{error:?}"))
     }
 
@@ -204,7 +212,22 @@ mod tests {
             assert!(error.contains(&format!("column {column}:")), "{text}: {error}");
             assert!(error.contains(what), "{text}: {error}");
         }
-        assert!(Filter::parse(&"x".repeat(BYTES_MAX + 1)).is_err());
+        assert!(parse(&"x".repeat(BYTES_MAX + 1)).is_err());
+    }
+
+    /// Three lists with such a filter stopped writes for 23 s.
+    #[test]
+    fn patterns_cost_of_a_budget() {
+        let filter = parse("Name matches \"a(?:[ab]{1000}){1}[^ab]\"").unwrap();
+        assert!(!filter.selects(&row(), None).unwrap());
+        let long = json!({ "Name": "ab".repeat(150_000) });
+        let error = format!("{:?}", filter.selects(&long, None).unwrap_err());
+        assert!(error.contains("column 1") && error.contains("cost too much"), "{error}");
+        // So do many of them, before a row is looked at.
+        let one = "Name matches `(?:[ab]{1000}){9}`";
+        let many = vec![one; BYTES_MAX / (one.len() + 4)].join(" or ");
+        let error = format!("{:?}", parse(&many).unwrap_err());
+        assert!(error.contains("cost too much"), "{error}");
     }
 
     #[test]
@@ -214,10 +237,10 @@ mod tests {
             made.set(made.get() + 1);
             json!({ "Name": "other", "Links": { "a": "1" } })
         };
-        let filter = Filter::parse("Name == \"web-1\"").unwrap();
+        let filter = parse("Name == \"web-1\"").unwrap();
         assert!(filter.selects(&row(), Some(&whole)).unwrap());
         assert_eq!(made.get(), 0);
-        let filter = Filter::parse("Links.a == 1 and \"a\" in Links").unwrap();
+        let filter = parse("Links.a == 1 and \"a\" in Links").unwrap();
         assert!(filter.selects(&row(), Some(&whole)).unwrap());
         assert_eq!(made.get(), 1);
     }

@@ -100,11 +100,6 @@ impl List {
         Self { paging, filter, bytes_max, bytes: b"[".to_vec(), next_token: None }
     }
 
-    /// Whether a filter leaves rows out.
-    pub(crate) fn is_filtered(&self) -> bool {
-        self.filter.is_some()
-    }
-
     /// The rows in a range of keys that this page may be made of: where no filter leaves any out, no more than it shows and the one behind, so that a page
     /// of a long list costs what it shows.
     pub(crate) fn page_of<'a, R: Row>(
@@ -273,6 +268,8 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
     use axum::http::HeaderValue;
 
+    use scheduler::Budget;
+
     use super::*;
 
     /// A token that is left out of the headers says that the list is at its end.
@@ -335,7 +332,9 @@ mod tests {
     fn pages_are_full_of_rows_that_the_filter_selects() {
         let names = ["a", "bb", "c", "dd", "e", "ff"];
         let of = |text: &str, per_page, reverse| {
-            filtered_pages(&names, per_page, reverse, || Some(Filter::parse(text).unwrap()))
+            filtered_pages(&names, per_page, reverse, || {
+                Some(Filter::parse(text, Budget::new(Budget::OF_REQUEST)).unwrap())
+            })
         };
         assert_eq!(of("Length == 2", 2, false), [vec!["bb", "dd"], vec!["ff"]]);
         assert_eq!(of("Length == 2", 3, false), [["bb", "dd", "ff"]]);

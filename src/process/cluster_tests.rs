@@ -5,7 +5,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use fsm::{
-    Command, NodeId, Proposal, RequestId, codec, limits,
+    Command, NodeId, Proposal, Rejection, Reply, RequestId, codec, limits,
     node::{Drain, SetDrain},
     settings::{Namespace, UpsertNamespace},
 };
@@ -44,6 +44,28 @@ fn a_change_too_large_for_the_log_is_refused_and_ends_nobody() {
     servers.write(leader, "small").unwrap();
     let ended = (0..3).filter(|server| servers.core(*server).failed().borrow().is_some());
     assert_eq!(ended.count(), 0, "nobody ended");
+}
+
+/// Else whoever sends a megabyte that is refused each time fills the disks of all servers.
+#[test]
+fn a_large_change_that_is_refused_takes_no_place_in_the_log() {
+    let servers = Servers::start(3);
+    let leader = servers.leader_among(&[0, 1, 2]);
+    servers.write(leader, "small").unwrap();
+    let before = servers.core(leader).applied();
+    for server in (0..3).cycle().take(60) {
+        let description = "x".repeat(1 << 20).into();
+        let large = Namespace { name: "large".into(), description, ..Namespace::default() };
+        let core = servers.core(server);
+        let write = core.write(CALLER, UpsertNamespace { namespace: large }.into(), None, PATIENCE);
+        let written = servers.runtime().block_on(write).unwrap();
+        let Reply::Rejected(Rejection::Invalid(why)) = written.reply else { panic!("taken") };
+        assert!(why.contains("bytes, at most"), "{why}");
+        assert!(written.index >= before && written.index <= servers.core(leader).applied());
+    }
+    let entries = servers.core(leader).applied() - before;
+    assert!(entries < 20, "{entries} entries, where a few moved log time on");
+    servers.write(leader, "after").unwrap();
 }
 
 #[test]

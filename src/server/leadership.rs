@@ -35,7 +35,7 @@ use super::{
     server_time::{self, ServerTime},
 };
 use crate::{
-    api::{ApiError, Limit, Sample, Written},
+    api::{ApiError, Limit, Sample, Written, senders::is_of_clients},
     histogram::Histogram,
     published::{EffectBatch, EffectFeed, StateCell},
     raft::{EntryData, Raft, WatchReceiver, convert},
@@ -47,6 +47,8 @@ use crate::{
 const PROPOSALS_MAX: usize = 8_192;
 /// The log's limit, less the byte that tells the kind of payload.
 const ENTRY_BYTES_MAX: usize = wal::PAYLOAD_BYTES_MAX - 1;
+/// A client's change beyond this is tried before it is logged, bytes.
+const UNTRIED_BYTES: usize = 64 << 10;
 /// How long a proposal of a leader service may take before its outcome counts as unknown.
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause before a leader tries again after its entry was refused: it has not heard a majority for a
@@ -283,6 +285,12 @@ impl LeaderServices {
             let text = format!("a change of {bytes} bytes is over the limit of {ENTRY_BYTES_MAX}");
             return Err(ApiError::Invalid(text));
         }
+        if bytes > UNTRIED_BYTES
+            && is_of_clients(&proposal.command)
+            && let Some(refused) = self.refusal(&proposal)
+        {
+            return Ok(refused);
+        }
         let (responder, done) = ProgressResponder::complete_only();
         let leader = *convert::log_id(self.epoch, 0).committed_leader_id();
         self.raft
@@ -303,6 +311,20 @@ impl LeaderServices {
                 Err(ApiError::Unknown)
             }
         }
+    }
+
+    /// What a client's large change would be refused for: the log keeps what it is given, and a megabyte
+    /// that is refused, sent again and again, would fill the disks. Whatever was acknowledged before it is
+    /// in the state that it is tried on.
+    fn refusal(&self, proposal: &Proposal) -> Option<Written> {
+        if self.caller.contact.is_majority_lost() {
+            return None;
+        }
+        let mut state = (*self.cell.load()).clone();
+        let index = state.index();
+        let mut changes = fsm::table::ChangeSet::trial();
+        let reply = state.apply(index.saturating_add(1), self.epoch, proposal, &mut changes).reply;
+        matches!(reply, fsm::Reply::Rejected(_)).then_some(Written { index, reply })
     }
 
     /// Proposes what the machines ask for, one after the other.

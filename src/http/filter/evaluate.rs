@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 
+use scheduler::{Budget, Pattern};
 use serde_json::{Map, Value};
 
 use super::{Expression, Operator, Selector, wrong};
@@ -12,11 +13,16 @@ pub(super) struct Row<'a> {
     shown: &'a Value,
     whole: Option<&'a dyn Fn() -> Value>,
     made: OnceCell<Value>,
+    budget: &'a Budget,
 }
 
 impl<'a> Row<'a> {
-    pub(super) fn new(shown: &'a Value, whole: Option<&'a dyn Fn() -> Value>) -> Self {
-        Self { shown, whole, made: OnceCell::new() }
+    pub(super) fn new(
+        shown: &'a Value,
+        whole: Option<&'a dyn Fn() -> Value>,
+        budget: &'a Budget,
+    ) -> Self {
+        Self { shown, whole, made: OnceCell::new(), budget }
     }
 
     pub(super) fn satisfies(&self, expression: &Expression) -> Result<bool, Error> {
@@ -26,7 +32,8 @@ impl<'a> Row<'a> {
             Expression::Not(inside) => !self.satisfies(inside)?,
             Expression::Match(selector, operator) => {
                 let found = self.find(selector)?;
-                matches(found, operator).map_err(|what| wrong(selector.column, what))?
+                matches(found, operator, self.budget)
+                    .map_err(|what| wrong(selector.column, what))?
             }
         })
     }
@@ -78,15 +85,17 @@ impl<'a> Row<'a> {
     }
 }
 
-fn matches(found: Option<&Value>, operator: &Operator) -> Result<bool, String> {
+fn matches(found: Option<&Value>, operator: &Operator, budget: &Budget) -> Result<bool, String> {
     let found = found.filter(|value| !value.is_null());
     Ok(match operator {
         Operator::Equals(expected) => found.map_or(Ok(false), |v| equals(v, expected))?,
         Operator::DoesNotEqual(expected) => !found.map_or(Ok(false), |v| equals(v, expected))?,
         Operator::Contains(item) => found.map_or(Ok(false), |v| contains(v, item))?,
         Operator::DoesNotContain(item) => !found.map_or(Ok(false), |v| contains(v, item))?,
-        Operator::Matches(pattern) => found.map_or(Ok(false), |v| fits(v, pattern))?,
-        Operator::DoesNotMatch(pattern) => !found.map_or(Ok(false), |v| fits(v, pattern))?,
+        Operator::Matches(pattern) => found.map_or(Ok(false), |v| fits(v, pattern, budget))?,
+        Operator::DoesNotMatch(pattern) => {
+            !found.map_or(Ok(false), |v| fits(v, pattern, budget))?
+        }
         Operator::IsEmpty => found.map_or(Ok(true), is_empty)?,
         Operator::IsNotEmpty => !found.map_or(Ok(true), is_empty)?,
     })
@@ -142,9 +151,9 @@ fn contains(value: &Value, item: &str) -> Result<bool, String> {
     }
 }
 
-fn fits(value: &Value, pattern: &regex::Regex) -> Result<bool, String> {
+fn fits(value: &Value, pattern: &Pattern, budget: &Budget) -> Result<bool, String> {
     match value {
-        Value::String(text) => Ok(pattern.is_match(text)),
+        Value::String(text) => pattern.is_match(text, budget).map_err(|spent| spent.to_string()),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
             Err(format!("{} cannot be matched: only a text can", kind(value)))
         }

@@ -10,6 +10,8 @@
 //!  selector = word { "." part | "[" text "]" } | '"/pointer"'
 //! ```
 
+use scheduler::{Budget, Pattern};
+
 use super::{DEPTH_MAX, Expression, Operator, Selector, wrong};
 use crate::http::error::Error;
 
@@ -23,18 +25,19 @@ enum Token {
     Sign(&'static str),
 }
 
-struct Parser {
+struct Parser<'b> {
     /// Tokens and their columns.
     tokens: Vec<(Token, usize)>,
     next: usize,
     /// Column behind the last character.
     end: usize,
+    budget: &'b Budget,
 }
 
 /// Parses a whole text.
-pub(super) fn expression(text: &str) -> Result<Expression, Error> {
+pub(super) fn expression(text: &str, budget: &Budget) -> Result<Expression, Error> {
     let (tokens, end) = tokens(text)?;
-    let mut parser = Parser { tokens, next: 0, end };
+    let mut parser = Parser { tokens, next: 0, end, budget };
     let expression = parser.or(0)?;
     match parser.peek() {
         None => Ok(expression),
@@ -145,7 +148,7 @@ fn quoted(chars: &[char], start: usize) -> Result<(Token, usize), Error> {
     }
 }
 
-impl Parser {
+impl Parser<'_> {
     fn peek(&self) -> Option<&Token> {
         self.tokens.get(self.next).map(|(token, _)| token)
     }
@@ -256,8 +259,8 @@ impl Parser {
         if self.word("matches") {
             let column = self.column();
             let pattern = self.value()?;
-            let pattern =
-                scheduler::compile_pattern(&pattern).map_err(|error| wrong(column, error))?;
+            let pattern = Pattern::compile(&pattern).map_err(|error| wrong(column, error))?;
+            let pattern = pattern.charge(self.budget).map_err(|spent| wrong(column, spent))?;
             return Ok(if negated {
                 Operator::DoesNotMatch(pattern)
             } else {

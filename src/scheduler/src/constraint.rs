@@ -5,13 +5,18 @@
 use std::{borrow::Cow, cell::RefCell, cmp::Ordering, collections::BTreeMap};
 
 use fsm::{Node, Text, job::Constraint};
-use regex::Regex;
 
-use crate::{regexp, version::Requirement};
+use crate::{
+    pattern::{self, Budget},
+    version::Requirement,
+};
 
 /// What `${…}` may name of a node, besides `attr.NAME` and `meta.NAME`.
 pub const NODE_TARGETS: [&str; 5] =
     ["node.unique.id", "node.unique.name", "node.datacenter", "node.class", "node.pool"];
+
+/// Longest text of a constraint in a reason, bytes.
+const TEXT_BYTES_MAX: usize = 256;
 
 /// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,7 +141,7 @@ pub(crate) enum Distinct {
 
 /// A right side that is compiled once per value.
 enum Pattern {
-    Regex(Regex),
+    Regex(pattern::Pattern),
     Version(Requirement),
     /// Does not compile: never matches.
     Broken,
@@ -146,7 +151,7 @@ impl Pattern {
     /// The pattern of an operand that has one, or why the text is none.
     fn compile(operand: Operand, text: &str) -> Result<Option<Self>, String> {
         let pattern = match operand {
-            Operand::Regexp => Self::Regex(regexp::compile(text)?),
+            Operand::Regexp => Self::Regex(pattern::Pattern::compile(text)?),
             Operand::Version => Self::Version(Requirement::version(text)?),
             Operand::Semver => Self::Version(Requirement::semver(text)?),
             Operand::Equal
@@ -166,9 +171,18 @@ impl Pattern {
         Ok(Some(pattern))
     }
 
-    fn matches(&self, text: &str) -> bool {
+    /// Charges for a pattern that was compiled for a pass.
+    fn charge(self, budget: &Budget) -> Self {
         match self {
-            Self::Regex(regex) => regex.is_match(text),
+            Self::Regex(regex) => regex.charge(budget).map_or(Self::Broken, Self::Regex),
+            Self::Version(_) | Self::Broken => self,
+        }
+    }
+
+    /// Where the budget is used up nothing matches.
+    fn matches(&self, text: &str, budget: &Budget) -> bool {
+        match self {
+            Self::Regex(regex) => regex.is_match(text, budget).unwrap_or(false),
             Self::Version(requirement) => requirement.met_by(text),
             Self::Broken => false,
         }
@@ -192,8 +206,8 @@ pub(crate) struct Condition {
     right: Target,
     /// By right side; more than one entry only when the right side is read from nodes.
     patterns: RefCell<BTreeMap<String, Pattern>>,
-    /// As users wrote it.
-    pub(crate) text: Text,
+    /// As users wrote it, cut at [`TEXT_BYTES_MAX`].
+    text: Text,
 }
 
 impl Condition {
@@ -203,9 +217,7 @@ impl Condition {
             operand: Operand::parse(&constraint.operand),
             right: Target::parse(&constraint.right),
             patterns: RefCell::new(BTreeMap::new()),
-            text: format!("{} {} {}", constraint.left, constraint.operand, constraint.right)
-                .trim()
-                .into(),
+            text: text_of(constraint),
         }
     }
 
@@ -239,12 +251,38 @@ impl Condition {
         }
     }
 
+    /// Why it is not met.
+    pub(crate) fn reason(&self, budget: &Budget) -> Text {
+        match self.operand {
+            Operand::Regexp if budget.is_spent() => {
+                format!("{}: {}", self.text, pattern::Spent).into()
+            }
+            Operand::Regexp
+            | Operand::Equal
+            | Operand::NotEqual
+            | Operand::Less
+            | Operand::LessOrEqual
+            | Operand::Greater
+            | Operand::GreaterOrEqual
+            | Operand::IsSet
+            | Operand::IsNotSet
+            | Operand::Version
+            | Operand::Semver
+            | Operand::SetContainsAll
+            | Operand::SetContainsAny
+            | Operand::DistinctHosts
+            | Operand::DistinctProperty
+            | Operand::Unknown => self.text.clone(),
+        }
+    }
+
     /// Whether nodes of one class may differ in the answer.
     pub(crate) fn is_unique(&self) -> bool {
         self.left.is_unique() || self.right.is_unique()
     }
 
-    pub(crate) fn met_by(&self, node: &Node) -> bool {
+    /// Nothing that matches a pattern is met once the budget is used up.
+    pub(crate) fn met_by(&self, node: &Node, budget: &Budget) -> bool {
         let left = self.left.read(node);
         let right = self.right.read(node);
         match self.operand {
@@ -263,13 +301,13 @@ impl Condition {
             | Operand::Regexp
             | Operand::SetContainsAll
             | Operand::SetContainsAny => match (left, right) {
-                (Some(left), Some(right)) => self.compare(&left, &right),
+                (Some(left), Some(right)) => self.compare(&left, &right, budget),
                 (None, _) | (_, None) => false,
             },
         }
     }
 
-    fn compare(&self, left: &str, right: &str) -> bool {
+    fn compare(&self, left: &str, right: &str, budget: &Budget) -> bool {
         match self.operand {
             Operand::Equal => left == right,
             Operand::NotEqual => left != right,
@@ -281,9 +319,10 @@ impl Condition {
                 let mut patterns = self.patterns.borrow_mut();
                 if !patterns.contains_key(right) {
                     let pattern = Pattern::compile(self.operand, right).ok().flatten();
-                    patterns.insert(right.to_owned(), pattern.unwrap_or(Pattern::Broken));
+                    let pattern = pattern.unwrap_or(Pattern::Broken).charge(budget);
+                    patterns.insert(right.to_owned(), pattern);
                 }
-                patterns.get(right).is_some_and(|pattern| pattern.matches(left))
+                patterns.get(right).is_some_and(|pattern| pattern.matches(left, budget))
             }
             Operand::SetContainsAll => {
                 let have: Vec<_> = left.split(',').map(str::trim).collect();
@@ -300,6 +339,18 @@ impl Condition {
             | Operand::Unknown => false,
         }
     }
+}
+
+/// A constraint in words, as reasons name it: a constraint may have half a megabyte, and each
+/// evaluation that it leaves without nodes keeps it twice.
+fn text_of(constraint: &Constraint) -> Text {
+    let text = format!("{} {} {}", constraint.left, constraint.operand, constraint.right);
+    let text = text.trim();
+    if text.len() <= TEXT_BYTES_MAX {
+        return text.into();
+    }
+    let end = text.floor_char_boundary(TEXT_BYTES_MAX);
+    format!("{}…", &text[..end]).into()
 }
 
 /// As integers, else as decimal numbers, else as text.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use fsm::{ClassId, JobSpec, Node, TaskGroup, Text, job::Constraint};
 
-use crate::{constraint::Condition, evaluate::ClassSummary};
+use crate::{constraint::Condition, evaluate::ClassSummary, pattern::Budget};
 
 const MISSING_DRIVERS: &str = "missing drivers";
 
@@ -72,10 +72,10 @@ impl Level {
     }
 
     /// The first check that `node` fails.
-    fn failed(&self, node: &Node) -> Option<Text> {
+    fn failed(&self, node: &Node, budget: &Budget) -> Option<Text> {
         self.checks.iter().find_map(|check| match check {
             Check::Condition(condition) => {
-                (!condition.met_by(node)).then(|| condition.text.clone())
+                (!condition.met_by(node, budget)).then(|| condition.reason(budget))
             }
             Check::Driver(name) => {
                 let usable = node
@@ -88,12 +88,12 @@ impl Level {
         })
     }
 
-    fn check(&mut self, node: &Node, class: usize) -> Result<(), Text> {
+    fn check(&mut self, node: &Node, class: usize, budget: &Budget) -> Result<(), Text> {
         if self.escaped {
-            return self.failed(node).map_or(Ok(()), Err);
+            return self.failed(node, budget).map_or(Ok(()), Err);
         }
         if *self.known(class) == Known::Nothing {
-            let failed = self.failed(node);
+            let failed = self.failed(node, budget);
             self.learn(class, failed.map_or(Known::Eligible, Known::Ineligible));
         }
         match self.known(class) {
@@ -108,6 +108,8 @@ pub(crate) struct Feasibility {
     job: Level,
     groups: Vec<Level>,
     classes: BTreeMap<ClassId, usize>,
+    /// For all patterns of the job.
+    budget: Budget,
 }
 
 impl Feasibility {
@@ -124,6 +126,7 @@ impl Feasibility {
                 })
                 .collect(),
             classes: BTreeMap::new(),
+            budget: Budget::new(Budget::OF_PASS),
         }
     }
 
@@ -131,8 +134,8 @@ impl Feasibility {
     pub(crate) fn check(&mut self, node: &Node, group: usize) -> Result<(), Text> {
         let next = self.classes.len();
         let class = *self.classes.entry(node.class).or_insert(next);
-        self.job.check(node, class)?;
-        self.groups[group].check(node, class)
+        self.job.check(node, class, &self.budget)?;
+        self.groups[group].check(node, class, &self.budget)
     }
 
     /// What classes say about the groups that could not be placed. A class that is unknown to one of them is left out, unless another would run there.

@@ -27,6 +27,7 @@ mod declared;
 mod evaluate;
 mod feasible;
 mod idle;
+mod pattern;
 mod plan;
 mod preempt;
 mod rank;
@@ -53,7 +54,7 @@ pub use annotate::{Annotations, annotate};
 pub use candidates::Memory;
 pub use constraint::{NODE_TARGETS, is_target, pattern_problem};
 pub use declared::{Declared, per_node_max};
-pub use regexp::compile as compile_pattern;
+pub use pattern::{Budget, Pattern, Spent};
 pub use update::replaces_task;
 
 use fsm::{Evaluation, Index, JobKey, JobKind, Plan, State, TimeMs, plan::Outcome};

@@ -2,7 +2,7 @@
 
 use fsm::{Node, job::Affinity, resources::Resources, settings::Algorithm};
 
-use crate::constraint::Condition;
+use crate::{constraint::Condition, pattern::Budget};
 
 /// Highest raw value of the fitness formulas below.
 const FITNESS_MAX: f64 = 18.0;
@@ -67,6 +67,8 @@ pub(crate) fn anti_affinity(collisions: u32, count: u32) -> f64 {
 pub(crate) struct Affinities {
     conditions: Vec<(Condition, f64)>,
     weight_sum: f64,
+    /// For all their patterns.
+    budget: Budget,
 }
 
 impl Affinities {
@@ -75,7 +77,7 @@ impl Affinities {
             .map(|affinity| (Condition::compile(&affinity.constraint), f64::from(affinity.weight)))
             .collect();
         let weight_sum = conditions.iter().map(|(_, weight)| weight.abs()).sum();
-        Self { conditions, weight_sum }
+        Self { conditions, weight_sum, budget: Budget::new(Budget::OF_PASS) }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -90,7 +92,7 @@ impl Affinities {
         let matching: f64 = self
             .conditions
             .iter()
-            .filter(|(condition, _)| condition.met_by(node))
+            .filter(|(condition, _)| condition.met_by(node, &self.budget))
             .map(|(_, weight)| weight)
             .sum();
         matching / self.weight_sum

@@ -11,8 +11,10 @@ use std::{
 
 use regex::{Regex, RegexBuilder};
 
-/// Compiled size of one expression, bytes.
+/// Size of the program of one expression, bytes.
 const BYTES_MAX: usize = 1 << 20;
+/// The smallest size that is told apart, bytes.
+const BYTES_MIN: usize = 1 << 10;
 /// Highest number in a repetition (RE2's limit).
 const REPEAT_MAX: u32 = 1_000;
 /// Names of classes in `[:name:]`.
@@ -21,8 +23,8 @@ const CLASSES: [&str; 14] = [
     "space", "upper", "word", "xdigit",
 ];
 
-/// The compiled expression of a pattern in Go's syntax, or why there is none.
-pub fn compile(pattern: &str) -> Result<Regex, String> {
+/// The compiled expression of a pattern in Go's syntax, with the size of its program in bytes rounded up to a power of two; or why there is none.
+pub(crate) fn compile(pattern: &str) -> Result<(Regex, usize), String> {
     let mut reader = Reader {
         rest: pattern,
         out: String::new(),
@@ -32,12 +34,20 @@ pub fn compile(pattern: &str) -> Result<Regex, String> {
     while let Some(c) = reader.next() {
         reader.read(c)?;
     }
-    let built = RegexBuilder::new(&reader.out).size_limit(BYTES_MAX).build();
-    built.map_err(|error| {
-        let text = error.to_string();
-        let cause = text.lines().last().unwrap_or(&text);
-        cause.trim_start_matches("error: ").to_owned()
-    })
+    let mut bytes = BYTES_MIN;
+    loop {
+        // The library does not tell the size, only whether it is within a limit; it stops there, so all tries
+        // together take twice as long as the last.
+        match RegexBuilder::new(&reader.out).size_limit(bytes).build() {
+            Ok(regex) => return Ok((regex, bytes)),
+            Err(regex::Error::CompiledTooBig(_)) if bytes < BYTES_MAX => bytes *= 2,
+            Err(error) => {
+                let text = error.to_string();
+                let cause = text.lines().last().unwrap_or(&text);
+                return Err(cause.trim_start_matches("error: ").to_owned());
+            }
+        }
+    }
 }
 
 /// What a repetition would repeat.
@@ -544,11 +554,11 @@ mod tests {
     #[test]
     fn the_syntax_of_go_is_taken() {
         for (pattern, yes, no) in TAKEN {
-            let regex = compile(pattern).unwrap_or_else(|why| panic!("{pattern}: {why}"));
+            let (regex, _) = compile(pattern).unwrap_or_else(|why| panic!("{pattern}: {why}"));
             assert!(regex.is_match(yes), "{pattern} and {yes:?}: {}", regex.as_str());
             assert!(!regex.is_match(no), "{pattern} and {no:?}: {}", regex.as_str());
         }
-        assert!(compile("").is_ok_and(|regex| regex.is_match("anything")));
+        assert!(compile("").is_ok_and(|(regex, _)| regex.is_match("anything")));
     }
 
     #[test]

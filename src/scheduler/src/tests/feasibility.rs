@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use fsm::{ClassId, JobKind, Node, NodeId, Plan, Trigger, job::Constraint};
 
 use super::{Cluster, cluster::PlanExt, id, job, node};
-use crate::constraint::Condition;
+use crate::{constraint::Condition, pattern::Budget};
 
 fn constraint(left: &str, operand: &str, right: &str) -> Constraint {
     Constraint { left: left.into(), operand: operand.into(), right: right.into() }
@@ -73,7 +73,11 @@ fn f5_operands() {
         ("literal", "=", "literal", true),
     ] {
         let condition = Condition::compile(&constraint(left, operand, right));
-        assert_eq!(condition.met_by(&row), met, "{left} {operand} {right}");
+        assert_eq!(
+            condition.met_by(&row, &Budget::new(Budget::OF_PASS)),
+            met,
+            "{left} {operand} {right}"
+        );
     }
 }
 
@@ -96,6 +100,39 @@ fn f4_class_memo() {
     assert_eq!(plan.placements.len(), 8);
     assert!(plan.placements.iter().all(|placement| placement.node == NodeId(id(4))));
     assert!(plan.blocked()[0].escaped);
+}
+
+/// A pass over texts on which a pattern would take minutes ends, and says why.
+#[test]
+fn patterns_that_cost_too_much_are_a_reason() {
+    let mut cluster = Cluster::with_nodes(3);
+    for number in 1..=3 {
+        cluster.change_node(number, |node| {
+            describe(node, |description| {
+                description.meta.insert("unique.x".into(), "ab".repeat(100_000).into());
+            });
+        });
+    }
+    let mut spec = job(JobKind::Service);
+    spec.constraints = vec![constraint("${meta.unique.x}", "regexp", "a(?:[ab]{1000}){1}[^ab]")];
+    let plan = cluster.run(&spec);
+    let metrics = &plan.outcome.as_ref().unwrap().failed_groups["web"];
+    let said = metrics.constraint_filtered.keys().next().unwrap();
+    assert!(said.contains("regexp") && said.contains("cost too much"), "{said}");
+    assert_eq!((plan.placements.len(), metrics.nodes_filtered), (0, 3));
+}
+
+/// A constraint of half a megabyte is not kept again with each evaluation that it leaves without nodes.
+#[test]
+fn a_long_constraint_is_cut_in_reasons() {
+    let mut cluster = Cluster::with_nodes(3);
+    let mut spec = job(JobKind::Service);
+    spec.constraints = vec![constraint("${node.datacenter}", "=", &"mars ü".repeat(50_000))];
+    let plan = cluster.run(&spec);
+    let outcome = plan.outcome.as_ref().unwrap();
+    let said = outcome.failed_groups["web"].constraint_filtered.keys().next().unwrap();
+    assert!(said.starts_with("${node.datacenter} = mars") && said.ends_with('…'), "{said}");
+    assert!(format!("{outcome:?}").len() < 5_000);
 }
 
 /// A constraint that comes with an update, and that nobody meets, is named, though each class was looked at for those that run.

@@ -6,7 +6,7 @@ use chance::Dice;
 use fsm::{Node, job::Constraint};
 
 use super::node;
-use crate::constraint::Condition;
+use crate::{constraint::Condition, pattern::Budget};
 
 const ROUNDS: u64 = 500;
 
@@ -18,7 +18,7 @@ fn meets(left: &str, operand: &str, right: &str) -> bool {
     row.description = description.into();
     let constraint =
         Constraint { left: "${attr.x}".into(), operand: operand.into(), right: right.into() };
-    Condition::compile(&constraint).met_by(&row)
+    Condition::compile(&constraint).met_by(&row, &Budget::new(Budget::OF_PASS))
 }
 
 fn pick<'a, T>(dice: &mut Dice, from: &'a [T]) -> &'a T {
