@@ -1,7 +1,7 @@
 //! Messages that no honest server, agent or client sends: each is refused, and nobody ends by it.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use fsm::{
@@ -10,10 +10,19 @@ use fsm::{
     job::RegisterJob,
 };
 use proto::v1::{self as pb, cluster_server::Cluster, raft_server::Raft};
-use tonic::{Code, Request, Status};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tonic::{
+    Code, Request, Status, client::Grpc, codegen::http::uri::PathAndQuery, transport::Endpoint,
+};
 
-use super::testing::Servers;
-use crate::{grpc::cluster::ClusterService, raft::WatchReceiver as _, server::Core};
+use super::{HEADER_BYTES_MAX, PEER_WINDOW_BYTES, STREAMS_MAX, WINDOW_BYTES, testing::Servers};
+use crate::{
+    grpc::cluster::ClusterService, raft::WatchReceiver as _, rpc::transport::BytesCodec,
+    server::Core,
+};
 
 /// What a leader puts on its messages to a follower.
 struct Forged {
@@ -50,6 +59,71 @@ fn everybody_lives(servers: &mut Servers, count: usize, name: &str) {
     for server in 0..count {
         servers.restart(server, |_| {});
         servers.wait("it is back", || servers.has(server, &format!("{name}-0")).then_some(()));
+    }
+}
+
+/// What HTTP/2 lets a server say of its bounds in its first frame (RFC 9113, section 6.5.2).
+fn settings_of(servers: &Servers, first: &'static [u8]) -> BTreeMap<u16, u32> {
+    let address = servers.rpc(0);
+    servers.runtime().block_on(async {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(first).await.unwrap();
+        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.unwrap();
+        assert_eq!(head[3], 4, "the first frame is SETTINGS");
+        let mut body = vec![0; usize::from(head[2])];
+        stream.read_exact(&mut body).await.unwrap();
+        let setting = |pair: &[u8]| {
+            let value = u32::from_be_bytes(pair[2..].try_into().unwrap());
+            (u16::from_be_bytes([pair[0], pair[1]]), value)
+        };
+        body.chunks(6).map(setting).collect()
+    })
+}
+
+#[test]
+fn a_server_says_its_bounds_to_every_connection() {
+    let servers = Servers::start(1);
+    servers.leader_among(&[0]);
+    let (streams, window, headers) = (3, 4, 6);
+    for (first, window_bytes) in [(&b""[..], WINDOW_BYTES), (b"\x02", PEER_WINDOW_BYTES)] {
+        let settings = settings_of(&servers, first);
+        assert_eq!(settings[&streams], STREAMS_MAX);
+        assert_eq!(settings[&headers], HEADER_BYTES_MAX);
+        assert_eq!(settings[&window], window_bytes);
+    }
+}
+
+/// 60 MB of `1a 00` took more than 4.4 GB.
+#[test]
+fn messages_of_many_parts_are_refused_by_every_service() {
+    let servers = Servers::start(1);
+    servers.leader_among(&[0]);
+    let parts = Bytes::from([0x1a, 0x00].repeat(7 << 20));
+    let endpoint = Endpoint::from_shared(format!("http://{}", servers.rpc(0))).unwrap();
+    let refused = servers.runtime().block_on(async {
+        let mut client = Grpc::new(endpoint.connect().await.unwrap());
+        let mut statuses = Vec::new();
+        for path in [
+            "/quorate.v1.Agent/UpdateAllocations",
+            "/quorate.v1.Agent/Register",
+            "/quorate.v1.Cluster/Probe",
+            "/quorate.v1.Scheduler/SubmitPlan",
+        ] {
+            client.ready().await.unwrap();
+            let mut request = Request::new(parts.clone());
+            request.metadata_mut().insert("quorate-generation", fsm::GENERATION.into());
+            let path = PathAndQuery::from_static(path);
+            let reply: Result<tonic::Response<Bytes>, _> =
+                client.unary(request, path, BytesCodec).await;
+            statuses.push(reply.unwrap_err());
+        }
+        statuses
+    });
+    for status in refused {
+        assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
+        assert!(status.message().contains("more than 250000 parts"), "{status:?}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Real cores over loopback sockets, each on a [`FaultDisk`], for tests.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use fsm::{
     JobKind, Reply,
@@ -97,6 +97,11 @@ impl Servers {
 
     pub(super) fn runtime(&self) -> &Runtime {
         self.runtime.as_ref().expect("taken by the drop only")
+    }
+
+    /// Where a server's gRPC listens.
+    pub(super) fn rpc(&self, server: usize) -> SocketAddr {
+        self.running[server].rpc
     }
 
     pub(super) fn core(&self, server: usize) -> Arc<Core> {

@@ -279,7 +279,7 @@ impl Transport for GrpcTransport {
 
 /// Messages as bytes that are encoded already.
 #[derive(Clone, Copy, Debug, Default)]
-struct BytesCodec;
+pub(crate) struct BytesCodec;
 
 impl Codec for BytesCodec {
     type Encode = Bytes;

@@ -3,6 +3,7 @@
 //! A check returns what breaks its rule, with file and line. Sizes are reported as warnings and never fail: splitting by count makes worse code
 //! than a file that is a little long. Must never look at files outside the repository or at what is built.
 
+mod bounds;
 mod public_docs;
 
 use std::{
@@ -79,6 +80,7 @@ pub(crate) const CHECKS: &[Check] = &[
     ("one-test-binary", one_test_binary),
     ("plants", plants),
     ("arrows", arrows::check),
+    ("bounds", bounds::check),
 ];
 
 /// The text of every file that is checked, by its path from the root with `/` between folders.
@@ -95,6 +97,14 @@ impl Repository {
         let mut repository = Self { files: BTreeMap::new(), paths: BTreeSet::new() };
         repository.read_folder(root, "")?;
         Ok(repository)
+    }
+
+    /// These files.
+    #[cfg(test)]
+    fn of(files: &[(&str, &str)]) -> Self {
+        let text = |(path, text): &(&str, &str)| ((*path).to_owned(), (*text).to_owned());
+        let files: BTreeMap<String, String> = files.iter().map(text).collect();
+        Self { paths: files.keys().cloned().collect(), files }
     }
 
     fn read_folder(&mut self, folder: &Path, prefix: &str) -> anyhow::Result<()> {

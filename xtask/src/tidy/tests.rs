@@ -7,9 +7,7 @@ fn repository() -> Repository {
 }
 
 fn of(files: &[(&str, &str)]) -> Repository {
-    let text = |(path, text): &(&str, &str)| ((*path).to_owned(), (*text).to_owned());
-    let files: BTreeMap<String, String> = files.iter().map(text).collect();
-    Repository { paths: files.keys().cloned().collect(), files }
+    Repository::of(files)
 }
 
 #[track_caller]
@@ -32,6 +30,11 @@ fn every_protocol_file_is_documented() {
 #[test]
 fn pure_packages_depend_on_what_is_allowed() {
     holds("pure-dependencies");
+}
+
+#[test]
+fn the_bounds_that_are_written_down_are_those_of_the_code() {
+    holds("bounds");
 }
 
 #[test]
@@ -150,6 +153,7 @@ fn each_check_finds_what_breaks_it() {
         ("plants", 5),
         // There is no list.
         ("arrows", 1),
+        ("bounds", 1),
     ];
     assert_eq!(counts, expected);
 }
