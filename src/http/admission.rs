@@ -1,9 +1,10 @@
 //! What a request costs is looked at before its handler runs, and decides where it runs.
 //!
 //! ```text
-//!  body whole (within its bound) ─► what it will take once it is read ─► its share of the budget
-//!       costs little: here, on the edge's threads
-//!       costs much:   in its turn, on the heavy threads; at most TURN_WAIT until then, else 429
+//!  body whole (within its bound) ─► costs little: here, on the edge's threads
+//!                                ─► costs much:   in its turn, on the heavy threads; none within the
+//!                                                 time of a request: 429
+//!  then: its share of what all bodies become once they are read ─► handler
 //! ```
 //! So a handler may parse and plan without looking at the time: other requests do not wait for it. A
 //! request whose client has gone is given up at its next wait.
@@ -38,9 +39,12 @@ const COSTLY: [&str; 4] =
 #[derive(Clone)]
 pub(super) struct Admitted {
     pub(super) body: Bytes,
-    /// Given back when the last holder has gone.
-    pub(super) share: Arc<Option<OwnedSemaphorePermit>>,
+    /// Of its bytes, and of what they become; given back when the last holder has gone.
+    pub(super) shares: Arc<Shares>,
 }
+
+/// Shares of the budget of bodies.
+pub(super) type Shares = [Option<OwnedSemaphorePermit>; 2];
 
 /// Takes the body in and has the request answered where its cost does not matter.
 pub(super) async fn admit(
@@ -55,27 +59,35 @@ pub(super) async fn admit(
 }
 
 async fn answer(context: Context, request: Request, next: Next) -> Result<Response, Error> {
-    let (mut parts, body) = request.into_parts();
+    let (parts, body) = request.into_parts();
     let (body, share) = request_body::read(&parts, body, &context).await?;
-    let is_costly = is_costly(&parts, &body);
-    parts.extensions.insert(Admitted { body, share: Arc::new(share) });
-    let answer = next.run(Request::from_parts(parts, Body::empty()));
-    if !is_costly {
-        return Ok(answer.await);
+    if !is_costly(&parts, &body) {
+        return handle(context, parts, (body, share), next).await;
     }
-    let options = &context.options;
-    let turn = timeout(options.timeout, Arc::clone(&context.budget.costly).acquire_owned());
-    let Ok(Ok(turn)) = turn.await else {
+    let (heavy, costly) = (context.options.heavy.clone(), Arc::clone(&context.budget.costly));
+    let Ok(Ok(turn)) = timeout(context.options.timeout, costly.acquire_owned()).await else {
         let limit = turns() as u64;
         let what = Limit::CostlyRequests;
         return Err(ApiError::Overloaded { what, limit, retry_after_ms: 1_000 }.into());
     };
     let answer = async move {
-        let answer = answer.await;
+        let answer = handle(context, parts, (body, share), next).await;
         drop(turn);
         answer
     };
-    Ok(options.heavy.run(answer.in_current_span()).await)
+    heavy.run(answer.in_current_span()).await
+}
+
+async fn handle(
+    context: Context,
+    mut parts: Parts,
+    (body, share): (Bytes, Option<OwnedSemaphorePermit>),
+    next: Next,
+) -> Result<Response, Error> {
+    let of_values = request_body::share_of_values(&body, &context)?;
+    let shares = Arc::new([share, of_values]);
+    parts.extensions.insert(Admitted { body, shares });
+    Ok(next.run(Request::from_parts(parts, Body::empty())).await)
 }
 
 fn is_costly(parts: &Parts, body: &Bytes) -> bool {

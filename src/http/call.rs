@@ -16,11 +16,11 @@ use bytes::Bytes;
 use fsm::{Command, EvaluationId, Reply, RequestId, Text, TimeMs};
 use scheduler::Budget;
 use serde_json::Value;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use super::{
     Context, HttpOptions,
-    admission::Admitted,
+    admission::{Admitted, Shares},
     answer::{Answer, AnswerBodies, Meta},
     error::Error,
     filter::Filter,
@@ -88,8 +88,8 @@ pub(crate) struct Call {
     pub(crate) answers: AnswerBodies,
     /// Bodies of jobs.
     pub(crate) job_bodies: Arc<JobBodies>,
-    /// The body's share of what all bodies may take.
-    _body_share: Arc<Option<OwnedSemaphorePermit>>,
+    /// The body's shares of what all bodies may take.
+    _body_shares: Arc<Shares>,
     abandoned: Abandoned,
 }
 
@@ -109,7 +109,7 @@ impl FromRequest<Context> for Call {
     async fn from_request(request: Request, context: &Context) -> Result<Self, Error> {
         let (mut parts, _) = request.into_parts();
         let options = Arc::clone(&context.options);
-        let Some(Admitted { body, share }) = parts.extensions.remove() else {
+        let Some(Admitted { body, shares }) = parts.extensions.remove() else {
             return Err(Error::internal("a request came past its admission"));
         };
         let Query(query) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
@@ -131,7 +131,7 @@ impl FromRequest<Context> for Call {
             lists: Arc::clone(&context.budget.lists),
             answers: context.budget.answers.clone(),
             job_bodies: Arc::clone(&context.job_bodies),
-            _body_share: share,
+            _body_shares: shares,
             abandoned: Abandoned::default(),
         };
         call.check_common()?;

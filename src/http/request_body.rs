@@ -26,7 +26,7 @@ const BATCH_BODY_FACTOR: usize = 6;
 /// about eight times its length.
 const READ_FACTOR: usize = 16;
 
-/// The body of a request, and its share of what all bodies may take, to be held as long as the body and what is read from it.
+/// The body of a request, and its share of what all bodies may take.
 pub(super) async fn read(
     parts: &Parts,
     body: Body,
@@ -35,20 +35,23 @@ pub(super) async fn read(
     let options = &context.options;
     let limit = BodyLimit::of(&parts.uri, options);
     let length = BodyLength::of(&parts.headers, limit);
-    let mut share = length.share(&context.budget.bodies, options)?;
+    let share = length.share(&context.budget.bodies, options)?;
     let body = collect(body, length, limit, options).await?;
-    let cost = json_cost::of(&body);
+    Ok((body, share))
+}
+
+/// The share of what a body becomes once it is read, to be held as long as that. Takes a millisecond for some hundred KiB.
+pub(super) fn share_of_values(
+    body: &[u8],
+    context: &Context,
+) -> Result<Option<OwnedSemaphorePermit>, Error> {
+    let options = &context.options;
+    let cost = json_cost::of(body);
     let cost_max = options.request_bytes_max.saturating_mul(READ_FACTOR);
     if cost > cost_max {
         return Err(Error::body_too_costly(cost, cost_max));
     }
-    if let Some(of_values) = BodyLength(cost).share(&context.budget.bodies, options)? {
-        match &mut share {
-            Some(share) => share.merge(of_values),
-            None => share = Some(of_values),
-        }
-    }
-    Ok((body, share))
+    BodyLength(cost).share(&context.budget.bodies, options)
 }
 
 /// Bytes that the body of a request may have.
