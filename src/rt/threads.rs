@@ -15,8 +15,8 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-/// Priorities of threads (`nice`, setpriority(2)): each step is about a quarter of the share.
-const EDGE_NICE: i32 = 5;
+/// Priorities of threads (`nice`, setpriority(2)): each step is about a fifth of the share. The edge is hardly lowered: other programs of a busy machine are not to go first.
+const EDGE_NICE: i32 = 2;
 const HEAVY_NICE: i32 = 10;
 /// Threads of the core at least: one may be in a long piece of applying while the other beats.
 const CORE_THREADS_MIN: usize = 2;
