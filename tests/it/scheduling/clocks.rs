@@ -19,9 +19,9 @@ use crate::{
 const OFF: Duration = Duration::from_secs(1);
 /// Added to what has whole seconds only.
 const HALF: Duration = Duration::from_millis(500);
-/// How old the last entry is when a leader is lost: much more than it may be off. In full: longer than log time is left alone.
+/// How old the last entry is when a leader is lost: much more than it may be off. In full: nearly as old as it gets, for log time moves on each minute.
 const QUIET: Duration = Duration::from_secs(4);
-const QUIET_FULL: Duration = Duration::from_secs(62);
+const QUIET_FULL: Duration = Duration::from_secs(58);
 /// The server with the wrong clock.
 const ODD: usize = 0;
 
