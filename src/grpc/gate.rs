@@ -44,7 +44,7 @@ pub struct Bounds {
     pub message_time: Duration,
 }
 
-/// Clients, agents and workers. 16 of the largest messages.
+/// Clients, agents and workers: four of the largest messages that one may send.
 pub const OF_CLIENTS: Bounds =
     Bounds { calls: 8_192, message_bytes: 256 << 20, message_time: Duration::from_secs(30) };
 /// Servers: few connections, each with an append or a piece of a snapshot under way.

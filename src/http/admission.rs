@@ -29,7 +29,7 @@ use super::{Context, error::Error, request_body};
 use crate::api::{ApiError, Limit};
 
 /// Bodies beyond this are taken for costly, bytes. A job of a few groups is some KiB; parsing this
-/// much takes a millisecond or two.
+/// much holds up nobody.
 const BODY_BYTES_LITTLE: usize = 64 << 10;
 /// Requests that compute much whatever their length: a few lines may ask for 50,000 instances.
 const COSTLY: [&str; 4] =

@@ -22,8 +22,8 @@ const DISCARD_BYTES_MAX: usize = 64 << 20;
 /// meta with each.
 const BATCH_BODY_FACTOR: usize = 6;
 
-/// How much more a body may take once it is read than a body may have on the wire: with the limit of 4 MiB 64 MiB. The JSON of a job takes
-/// about eight times its length.
+/// How much more a body may take once it is read than a body may have on the wire: with the limit of 4 MiB 64 MiB. The JSON of a job is reckoned
+/// at about eight times its length.
 const READ_FACTOR: usize = 16;
 
 /// The body of a request, and its share of what all bodies may take.
@@ -40,7 +40,7 @@ pub(super) async fn read(
     Ok((body, share))
 }
 
-/// The share of what a body becomes once it is read, to be held as long as that. Takes a millisecond for some hundred KiB.
+/// The share of what a body becomes once it is read, to be held as long as that. Looks at each byte once.
 pub(super) fn share_of_values(
     body: &[u8],
     context: &Context,

@@ -16,11 +16,11 @@ use regex::Regex;
 
 use crate::regexp;
 
-/// What compiling a byte of program costs, in the same unit: about as long as 100 bytes of text on it.
+/// What compiling a byte of program costs, in the same unit: taken for as long as 100 bytes of text on it, not measured.
 const COMPILE: u64 = 100;
 
-/// What matches may cost together, in bytes of text × bytes of program. On the machine of 2026-11-28 a unit takes 0.3 to 0.6 ns where the
-/// library has to follow all states of the pattern above, and far less with honest ones.
+/// What matches may cost together, in bytes of text × bytes of program. From the 23 s above a unit takes some tenths of a nanosecond where
+/// the library has to follow all states of that pattern (an estimate, not measured), and far less with honest ones.
 #[derive(Debug)]
 pub struct Budget {
     left: Cell<u64>,
@@ -36,10 +36,10 @@ pub struct Budget {
 pub struct Spent;
 
 impl Budget {
-    /// Of a pass of the scheduler: about a second at worst. 20,000 nodes with values of 40 bytes use a
-    /// third of it with a pattern like `^node-[0-9]+$`.
+    /// Of a pass of the scheduler: about a second at worst, by that estimate. 20,000 nodes with values of 40 bytes fit
+    /// in with a pattern like `^node-[0-9]+$`.
     pub const OF_PASS: u64 = 3_000_000_000;
-    /// Of a request: about a second at worst.
+    /// Of a request: likewise.
     pub const OF_REQUEST: u64 = 3_000_000_000;
 
     /// So much is left.
