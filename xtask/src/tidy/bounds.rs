@@ -35,24 +35,24 @@ pub(super) fn check(repository: &Repository) -> Vec<String> {
 
 fn row_problem(repository: &Repository, row: &str) -> Option<String> {
     let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
-    let [_, value, place, test] = cells[..] else {
+    let [_, value, place, proof] = cells[..] else {
         return Some(format!("{} cells instead of {CELLS}", cells.len()));
     };
     let named = |cell: &str| {
         let parts: Vec<&str> = cell.split('`').filter(|part| !part.trim().is_empty()).collect();
         let [path, name] = parts[..] else { return Err("a cell is not `file` `name`".to_owned()) };
-        let text = repository.files.get(path).ok_or_else(|| format!("no file {path}"))?;
-        Ok((text, name.to_owned()))
+        let code = repository.files.get(path).ok_or_else(|| format!("no file {path}"))?;
+        Ok((code, name.to_owned()))
     };
     let problem = || -> Result<(), String> {
-        let (text, name) = named(place)?;
-        let expression = definition(text, &name).ok_or_else(|| format!("no value of {name}"))?;
+        let (code, name) = named(place)?;
+        let expression = definition(code, &name).ok_or_else(|| format!("no value of {name}"))?;
         let said = spoken(expression).ok_or_else(|| format!("`{expression}` is not understood"))?;
         if !said.iter().any(|said| said == value) {
             return Err(format!("the code says {}", said.join(" or ")));
         }
-        let (text, name) = named(test)?;
-        if is_test(text, &name) { Ok(()) } else { Err(format!("no test {name}")) }
+        let (code, name) = named(proof)?;
+        if is_test(code, &name) { Ok(()) } else { Err(format!("no test {name}")) }
     };
     problem().err()
 }
