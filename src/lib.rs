@@ -41,6 +41,7 @@ pub mod published;
 pub mod raft;
 #[cfg(feature = "program")]
 pub mod reload;
+mod removal;
 pub mod rpc;
 pub mod rt;
 pub mod serve;

@@ -162,7 +162,7 @@ use Kind::{Counter, Gauge};
 
 /// What metrics are about, by the beginning of their names behind `nomad.`; the first that fits holds. docs/operations.md,
 /// docs/pools.md and docs/capacity.md have each.
-const DESCRIBED: [(&str, Kind, &str); 78] = [
+const DESCRIBED: [(&str, Kind, &str); 80] = [
     ("client.uptime", Gauge, "Seconds since the machine of this agent started."),
     (
         "client.tasks.max_run_duration_exceeded",
@@ -192,6 +192,12 @@ const DESCRIBED: [(&str, Kind, &str); 78] = [
     ("raft.without_majority_ms", Gauge, "How long no majority has answered; 0 while one does."),
     ("raft.voters_alive", Gauge, "Voters that answer this server, itself included."),
     ("raft.voters", Gauge, "Voters of the Raft configuration."),
+    ("raft.takes_part", Gauge, "1 once this server has asked the others what it acknowledged."),
+    (
+        "raft.ids_retired",
+        Gauge,
+        "Ids of this data directory that were older than what they had acknowledged.",
+    ),
     ("raft.failures_tolerated", Gauge, "How many more voters may fail."),
     ("raft.peers_heard", Gauge, "Other servers that answer this one."),
     ("raft.follower_lag_entries", Gauge, "Entries that a follower lacks, as its leader knows."),

@@ -1,11 +1,12 @@
 //! Panics and process exit. A panic ends the process with a marker, because a replica that broke an invariant must stop, except inside
-//! [`contained`], which wraps one scheduling turn and nothing else.
+//! [`contained`], which wraps one scheduling turn of a server or one allocation of an agent and nothing else.
 
 use std::{
     cell::Cell,
     panic::{self, AssertUnwindSafe},
     process::ExitCode,
     sync::atomic::{AtomicBool, Ordering},
+    task::Poll,
 };
 
 use crate::open_files;
@@ -65,7 +66,7 @@ pub fn note_want_of_memory() {
     WANTED_MEMORY.store(true, Ordering::Relaxed);
 }
 
-/// Runs one scheduling turn; a panic in it becomes its message.
+/// Runs one turn; a panic in it becomes its message.
 pub fn contained<T>(turn: impl FnOnce() -> T) -> Result<T, String> {
     CONTAINED.set(true);
     let result = panic::catch_unwind(AssertUnwindSafe(turn));
@@ -77,6 +78,16 @@ pub fn contained<T>(turn: impl FnOnce() -> T) -> Result<T, String> {
             .or_else(|| panic.downcast_ref::<String>().cloned());
         format!("panic: {}", text.unwrap_or_else(|| "no message".to_owned()))
     })
+}
+
+/// Runs what can fail alone, one allocation of an agent, to its end; a panic in it becomes its message.
+pub async fn contained_task<T>(task: impl Future<Output = T>) -> Result<T, String> {
+    let mut task = Box::pin(task);
+    std::future::poll_fn(|context| match contained(|| task.as_mut().poll(context)) {
+        Ok(polled) => polled.map(Ok),
+        Err(panic) => Poll::Ready(Err(panic)),
+    })
+    .await
 }
 
 #[expect(clippy::exit, reason = "the one place from which a process ends early")]

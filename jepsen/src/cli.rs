@@ -61,6 +61,8 @@ enum Action {
     PowerCycles(CyclesArguments),
     /// Damage the log or a snapshot of one server after the other, again and again, under load.
     CorruptionCycles(CyclesArguments),
+    /// Put an older copy of one server's data directory back, again and again, under load.
+    RollbackCycles(CyclesArguments),
     /// Say which faults this machine, user and server binary can do.
     Probe(ProbeArguments),
     /// Show stored runs to a browser.
@@ -424,6 +426,7 @@ fn perform(action: &Action) -> Result<Verdict> {
         Action::TestAll(arguments) => perform_all(arguments),
         Action::PowerCycles(arguments) => perform_cycles(arguments, FaultClass::Power),
         Action::CorruptionCycles(arguments) => perform_cycles(arguments, FaultClass::Corrupt),
+        Action::RollbackCycles(arguments) => perform_cycles(arguments, FaultClass::Rollback),
         Action::Probe(arguments) => perform_probe(arguments),
         Action::Serve(arguments) => {
             serve::serve(&arguments.store, arguments.address)?;

@@ -39,6 +39,8 @@ pub(crate) enum FaultClass {
     Corrupt,
     /// A server's disk is replaced by an empty one: it joins anew, under another id.
     Member,
+    /// An older copy of a server's data directory is put back.
+    Rollback,
     /// The power goes: the process and everything not synced are gone.
     Power,
     /// The file system is frozen.
@@ -105,6 +107,10 @@ pub(crate) enum FaultFunction {
     Wipe,
     /// Start it with an empty disk.
     Join,
+    /// Put an older copy of a server's data directory back.
+    RollBack,
+    /// Start it with that.
+    Return,
     /// Cut the power.
     PowerOff,
     /// Start what lost its power.
@@ -149,6 +155,8 @@ impl FaultFunction {
             Self::Repair => "repair",
             Self::Wipe => "wipe",
             Self::Join => "join",
+            Self::RollBack => "roll-back",
+            Self::Return => "return",
             Self::PowerOff => "power-off",
             Self::PowerOn => "power-on",
             Self::Freeze => "freeze",
@@ -224,6 +232,7 @@ impl FaultClass {
             Self::HangDisk => "hang-disk",
             Self::Corrupt => "corrupt",
             Self::Member => "member",
+            Self::Rollback => "rollback",
             Self::Power => "power",
             Self::Freeze => "freeze",
             Self::Clock => "clock",
@@ -246,6 +255,7 @@ impl FaultClass {
             Self::HangDisk => FaultFunction::StartHangDisk,
             Self::Corrupt => FaultFunction::Corrupt,
             Self::Member => FaultFunction::Wipe,
+            Self::Rollback => FaultFunction::RollBack,
             Self::Power => FaultFunction::PowerOff,
             Self::Freeze => FaultFunction::Freeze,
             Self::Clock => FaultFunction::BumpClock,
@@ -268,6 +278,7 @@ impl FaultClass {
             Self::HangDisk => FaultFunction::StopHangDisk,
             Self::Corrupt => FaultFunction::Repair,
             Self::Member => FaultFunction::Join,
+            Self::Rollback => FaultFunction::Return,
             Self::Power => FaultFunction::PowerOn,
             Self::Freeze => FaultFunction::Thaw,
             Self::Clock => FaultFunction::ResetClock,
@@ -283,7 +294,8 @@ impl FaultClass {
             | Self::Transfer
             | Self::Partition
             | Self::Corrupt
-            | Self::Member => &[],
+            | Self::Member
+            | Self::Rollback => &[],
             Self::Delay | Self::Loss | Self::HalfOpen => &[Means::Proxies],
             Self::DiskFull | Self::SlowDisk | Self::HangDisk => &[Means::DiskFaults],
             Self::Power => &[Means::LoopDisks],

@@ -10,6 +10,7 @@ mod disks;
 mod links;
 mod member;
 mod processes;
+mod rollback;
 mod turns;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +31,7 @@ pub(crate) use turns::Turns;
 
 const NAP: Duration = Duration::from_millis(50);
 /// The order in which faults are ended: what keeps servers from running goes first, what waits for the others last.
-const HEALING: [FaultClass; 16] = [
+const HEALING: [FaultClass; 17] = [
     FaultClass::Partition,
     FaultClass::Delay,
     FaultClass::Loss,
@@ -47,6 +48,7 @@ const HEALING: [FaultClass; 16] = [
     FaultClass::Transfer,
     FaultClass::Corrupt,
     FaultClass::Member,
+    FaultClass::Rollback,
 ];
 
 /// Which servers a fault hits.
@@ -295,6 +297,7 @@ impl<'a> Turn<'a> {
             FaultClass::HangDisk => self.strike_disk(DiskFault::Hang),
             FaultClass::Corrupt => self.strike_files(),
             FaultClass::Member => self.strike_member(),
+            FaultClass::Rollback => self.strike_rollback(schedule),
             FaultClass::Power => {
                 let aim = self.random.choose(&Aim::AT_ONCE);
                 self.strike_power(aim)
@@ -318,6 +321,7 @@ impl<'a> Turn<'a> {
             FaultClass::HangDisk => self.relieve_disk(DiskFault::Hang)?,
             FaultClass::Corrupt => self.relieve_files()?,
             FaultClass::Member => self.relieve_member()?,
+            FaultClass::Rollback => self.relieve_rollback()?,
             FaultClass::Power => self.relieve_power()?,
             FaultClass::Freeze => self.relieve_freeze()?,
             FaultClass::Clock => self.relieve_clock()?,

@@ -241,6 +241,7 @@ impl World {
             http_address: format!("10.0.0.{server}:4646"),
             bootstrap_expect: (0..self.count()).map(address).collect(),
             join: Vec::new(),
+            rejoin_after_rollback: true,
             timing: swarm.timing,
             workers: swarm.workers,
             kinds: JobKind::ALL.to_vec(),
@@ -505,6 +506,10 @@ impl World {
         }
         let why = failed.borrow().clone().unwrap_or_default();
         trace::event(&name(server), format_args!("ended itself: {why}"));
+        if core.starts_anew() {
+            coverage::hit("a server whose disk went back joined anew");
+            return self.crash_later(server, false);
+        }
         let (excused, damaged) = {
             let state = self.lock();
             (state.slots[server].excused, state.slots[server].damaged)

@@ -362,6 +362,11 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
+    /// A run of a task may be there that nothing is stored of.
+    pub(crate) fn found(&mut self, task: usize, attempt: u32) {
+        self.tasks[task].found(attempt);
+    }
+
     /// Something is to be stored and reported.
     pub(crate) fn is_changed(&self) -> bool {
         self.changed

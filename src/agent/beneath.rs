@@ -88,9 +88,9 @@ pub(crate) fn read_tail(path: &Path, bytes_max: u64) -> io::Result<String> {
     let mut tail = vec![0; usize::try_from(bytes_max).unwrap_or(usize::MAX)];
     let mut have = 0;
     while have < tail.len() {
-        match file.read_at(&mut tail[have..], start + have as u64)? {
+        match file.read_at(&mut tail[have..], start.saturating_add(have as u64))? {
             0 => break,
-            more => have += more,
+            more => have = have.saturating_add(more),
         }
     }
     Ok(String::from_utf8_lossy(&tail[..have]).into_owned())

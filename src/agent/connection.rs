@@ -178,7 +178,7 @@ impl Servers {
 
     fn address(&self, position: usize) -> String {
         let addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
-        addresses[position % addresses.len()].clone()
+        addresses[position.checked_rem(addresses.len()).unwrap_or(0)].clone()
     }
 
     fn count(&self) -> usize {
@@ -204,7 +204,7 @@ impl Connection {
     /// The way of node `number`; the first server differs, so that nodes spread.
     pub(crate) fn new(servers: Arc<Servers>, number: u32, first: u64) -> Self {
         let count = servers.count() as u64;
-        let current = usize::try_from(mix(first) % count).unwrap_or(0);
+        let current = usize::try_from(mix(first).checked_rem(count).unwrap_or(0)).unwrap_or(0);
         let lane = Lane::Agent(number / NODES_PER_CHANNEL);
         Self { servers, lane, current: AtomicUsize::new(current) }
     }
@@ -216,7 +216,7 @@ impl Connection {
 
     /// The server behind that mark is of no use: the next one is asked, unless somebody has moved on already.
     pub(crate) fn failed(&self, position: usize) {
-        let next = (position + 1) % self.servers.count();
+        let next = position.saturating_add(1).checked_rem(self.servers.count()).unwrap_or(0);
         let moved =
             self.current.compare_exchange(position, next, Ordering::Relaxed, Ordering::Relaxed);
         if moved.is_ok() {
@@ -297,7 +297,10 @@ impl Backoff {
         self.tries = self.tries.saturating_add(1);
         self.seed = mix(self.seed);
         let ms = u64::try_from(step.as_millis()).unwrap_or(u64::MAX);
-        Duration::from_millis(ms / 2 + self.seed % (ms / 2 + 1))
+        let half = ms / 2;
+        Duration::from_millis(
+            half.saturating_add(self.seed.checked_rem(half.saturating_add(1)).unwrap_or(0)),
+        )
     }
 
     /// It worked.

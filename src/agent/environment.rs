@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     fingerprint::with_port,
-    interpolate::Names,
+    interpolate::{Names, Room, TooLong},
     spec::{AllocationSpec, TaskSpec},
     state::AllocationDirectory,
 };
@@ -15,13 +15,15 @@ const HOST_VARIABLES: [&str; 7] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "
 
 /// The names for a task: its whole environment, other spellings of it, and the node's properties.
 ///
-/// Meta may refer to what stands before it and to the node, a task's own variables to meta as well, neither to its own kind.
+/// Meta may refer to what stands before it and to the node, a task's own variables to meta as well, neither to its own kind. What this takes is
+/// many times what the job says: it is made when a task is started, for a few of them at a time, and not kept.
 pub(crate) fn names(
     spec: &AllocationSpec,
     task: &TaskSpec,
     directory: &AllocationDirectory,
     node: &Arc<BTreeMap<String, String>>,
-) -> Names {
+    room: &mut Room,
+) -> Result<Names, TooLong> {
     let mut env = host_variables();
     // A job that names no region says `global`: what asks for that is refused where the servers have a name of their own.
     let region = node.get("node.region").unwrap_or(&spec.region);
@@ -34,16 +36,24 @@ pub(crate) fn names(
     set("TMPDIR", own.join("tmp").display().to_string());
     let mut names = Names { env, spellings: BTreeMap::new(), node: Arc::clone(node) };
     publish(ports(spec), &mut names);
-    let expanded = |map: &BTreeMap<String, String>, names: &Names| -> BTreeMap<_, _> {
-        map.iter().map(|(key, value)| (names.expand(key), names.expand(value))).collect()
-    };
-    let meta = meta_variables(&expanded(&task.meta, &names));
-    publish(meta, &mut names);
+    // A task's own meta goes over the group's.
+    let of_group = spec.meta.iter().filter(|(key, _)| !task.meta.contains_key(*key));
+    let meta = expanded(of_group.chain(&task.meta), &names, room)?;
+    publish(meta_variables(&meta), &mut names);
     let mut own = Names::default();
-    publish(expanded(&task.env, &names), &mut own);
+    publish(expanded(task.env.iter(), &names, room)?, &mut own);
     names.env.extend(own.env);
     names.spellings.extend(own.spellings);
-    names
+    Ok(names)
+}
+
+fn expanded<'a>(
+    pairs: impl Iterator<Item = (&'a String, &'a String)>,
+    names: &Names,
+    room: &mut Room,
+) -> Result<BTreeMap<String, String>, TooLong> {
+    let mut pair = |text: &str| names.expand(text, room);
+    pairs.map(|(key, value)| Ok((pair(key)?, pair(value)?))).collect()
 }
 
 /// Gives variables to the environment under names that it can have. A name that is taken stays: another one that would become the same is
@@ -153,6 +163,47 @@ mod tests {
     use super::*;
     use crate::agent::testing;
 
+    /// Those of the first task.
+    fn names_of(
+        spec: &AllocationSpec,
+        directory: &AllocationDirectory,
+        node: &Arc<BTreeMap<String, String>>,
+    ) -> Names {
+        let room = &mut Room::default();
+        names(spec, &spec.tasks[0], directory, node, room).expect("short texts")
+    }
+
+    #[test]
+    fn a_task_has_the_meta_of_its_group_and_its_own_goes_over_it() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let (state, _) =
+            crate::agent::state::StateDirectory::open(directory.path()).expect("a state directory");
+        let mut both = testing::message([3; 16], "web", &["a", "b"]);
+        let pair = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+        both.meta = [("owner", "job"), ("team", "group")].map(pair).into();
+        both.tasks[0].meta = [("team", "task")].map(pair).into();
+        let spec = AllocationSpec::parse(both).expect("a valid message");
+        let (directory, node) = (state.allocation(spec.id), Arc::default());
+        for (task, team) in spec.tasks.iter().zip(["task", "group"]) {
+            let names = names(&spec, task, &directory, &node, &mut Room::default());
+            let env = names.expect("short texts").env;
+            let of = |key: &str| env.get(key).map(String::as_str);
+            assert_eq!((of("NOMAD_META_team"), of("NOMAD_META_owner")), (Some(team), Some("job")));
+        }
+    }
+
+    /// A group of many tasks has its meta once, however large it is.
+    #[test]
+    fn meta_that_a_group_gives_to_all_its_tasks_is_kept_once() {
+        let names: Vec<String> = (0..400).map(|n| format!("t{n}")).collect();
+        let tasks: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut message = testing::message([3; 16], "web", &tasks);
+        message.meta.insert("big".to_owned(), "m".repeat(800 << 10));
+        let spec = AllocationSpec::parse(message).expect("a valid message");
+        let stored = serde_json::to_vec(&spec).expect("a specification");
+        assert!(stored.len() < 2 << 20, "{} bytes", stored.len());
+    }
+
     #[test]
     fn a_task_sees_itself_its_ports_and_its_meta() {
         let directory = tempfile::tempdir().expect("a temporary directory");
@@ -166,7 +217,7 @@ mod tests {
             .env
             .insert("URL".to_owned(), "http://${NOMAD_ADDR_http_1}/${NODE}".to_owned());
         let spec = AllocationSpec::parse(message).expect("a valid message");
-        let names = names(&spec, &spec.tasks[0], &state.allocation(spec.id), &Arc::default());
+        let names = names_of(&spec, &state.allocation(spec.id), &Arc::default());
         for (key, value) in [
             ("NOMAD_PORT_http_1", "80"),
             ("NOMAD_HOST_PORT_http_1", "8080"),
@@ -192,9 +243,10 @@ mod tests {
         "global".clone_into(&mut message.region);
         let spec = AllocationSpec::parse(message).expect("a valid message");
         let node = Arc::new(BTreeMap::from([("node.region".to_owned(), "eu".to_owned())]));
-        let names = names(&spec, &spec.tasks[0], &state.allocation(spec.id), &node);
+        let names = names_of(&spec, &state.allocation(spec.id), &node);
         assert_eq!(names.env["NOMAD_REGION"], "eu");
-        assert_eq!(names.expand("${NOMAD_REGION} ${node.region}"), "eu eu");
+        let expanded = names.expand("${NOMAD_REGION} ${node.region}", &mut Room::default());
+        assert_eq!(expanded.as_deref(), Ok("eu eu"));
     }
 
     #[test]
@@ -234,7 +286,8 @@ mod tests {
             }
             for key in keys {
                 let text = format!("${{NOMAD_META_{key}}}");
-                assert_eq!(names.expand(&text), format!("of {key}"), "{keys:?}");
+                let expanded = names.expand(&text, &mut Room::default());
+                assert_eq!(expanded, Ok(format!("of {key}")), "{keys:?}");
             }
         }
     }
@@ -253,7 +306,7 @@ mod tests {
         message.tasks[0].memory_max_mb = 7;
         message.tasks[0].meta.insert("x-y.z".to_owned(), "1".to_owned());
         let spec = AllocationSpec::parse(message).expect("a valid message");
-        let names = names(&spec, &spec.tasks[0], &state.allocation(spec.id), &Arc::default());
+        let names = names_of(&spec, &state.allocation(spec.id), &Arc::default());
         let all: Vec<_> = names.env.keys().chain(names.spellings.keys()).collect();
         assert!(all.len() > 35, "{all:?}");
         let args: Vec<_> = all.iter().map(|name| format!("${{{name}}}")).collect();

@@ -8,13 +8,21 @@ use std::{
     path::Path,
 };
 
+use fsm::limits;
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::beneath::read_whole;
-use crate::rpc::transport::MESSAGE_BYTES_MAX;
+use super::{
+    beneath::read_whole,
+    task_runner::{EVENTS_MAX, MESSAGE_BYTES_MAX},
+};
 
-/// Largest file that [`read_json`] takes, bytes: whatever [`write_json`] makes of an allocation, in which JSON needs up to six bytes for one of the message.
-const FILE_BYTES_MAX: u64 = 6 * MESSAGE_BYTES_MAX as u64;
+/// Largest file that [`read_json`] takes and [`write_json`] makes, bytes: what an allocation of the largest job needs, with all events of its tasks.
+pub(crate) const FILE_BYTES_MAX: u64 = 64 << 20;
+/// JSON needs up to six bytes for one.
+const _: () = {
+    let events = limits::LIST_MAX * EVENTS_MAX * MESSAGE_BYTES_MAX;
+    assert!(6 * (limits::JOB_BYTES_MAX + events) as u64 <= FILE_BYTES_MAX);
+};
 
 /// Replaces `path` by these bytes: temporary file, fsync, rename, fsync of the directory. Readable by the owner alone.
 pub(crate) fn write_durable(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -34,9 +42,29 @@ pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// [`write_durable`] of a value as JSON.
+/// [`write_durable`] of a value as JSON. What [`read_json`] would not take is not written.
 pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
-    write_durable(path, &serde_json::to_vec(value)?)
+    let mut bytes = Bounded(Vec::new());
+    serde_json::to_writer(&mut bytes, value)?;
+    write_durable(path, &bytes.0)
+}
+
+/// Bytes that can be read back.
+struct Bounded(Vec<u8>);
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len().saturating_add(bytes.len()) as u64 > FILE_BYTES_MAX {
+            let text = format!("it would have more than {FILE_BYTES_MAX} bytes");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The value in a file, or `None` when there is no file.

@@ -52,7 +52,10 @@ pub(crate) fn fingerprint(
     set("cpu.arch", architecture(std::env::consts::ARCH).to_owned());
     set("cpu.modelname", cpu.model.clone());
     set("cpu.numcores", cpu.cores.to_string());
-    set("cpu.frequency", (cpu.total_mhz / u64::from(cpu.cores)).to_string());
+    set(
+        "cpu.frequency",
+        (cpu.total_mhz.checked_div(u64::from(cpu.cores)).unwrap_or(0)).to_string(),
+    );
     set("cpu.totalcompute", settings.cpu_mhz.unwrap_or(cpu.total_mhz).to_string());
     set(
         "cpu.usablecompute",
@@ -149,7 +152,7 @@ impl Cpu {
 fn memory_bytes(meminfo: &str) -> u64 {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
+    kib.unwrap_or(0).saturating_mul(1024)
 }
 
 fn disk_bytes(path: &Path) -> (u64, u64) {

@@ -26,7 +26,7 @@ use super::{
     readiness::{AfterTask, CheckTimer, Checked, Checks},
     shortage::Shortages,
     status::{Ends, Outbox},
-    time::Clock,
+    time::{Clock, later},
 };
 use crate::{
     rpc::{method, words},
@@ -224,7 +224,7 @@ impl<N: Node> Standing<N> {
             match answer {
                 Ok(reply) => return reply,
                 Err(status) => {
-                    tries += 1;
+                    tries = tries.saturating_add(1);
                     // The first tries of a cluster that is just starting are no news.
                     if tries.is_power_of_two() && tries >= 4 || !is_about_server(&status) {
                         tracing::warn!(
@@ -249,7 +249,7 @@ impl<N: Node> Standing<N> {
         self.timer().begin();
         self.become_ready().await;
         let mut initializes = true;
-        let mut due = Instant::now() + self.interval(ttl_ms, beat);
+        let mut due = later(self.interval(ttl_ms, beat));
         let mut shortage = self.shortages.subscribe();
         if self.shortages.is_short() {
             // A new incarnation is short of nothing yet, as far as the servers know.
@@ -264,17 +264,17 @@ impl<N: Node> Standing<N> {
                     if changed.is_err() {
                         return;
                     }
-                    due = due.min(Instant::now() + self.spread(beat));
+                    due = due.min(later(self.spread(beat)));
                     continue;
                 }
                 () = self.nudge.notified() => {
                     // Spread: when a server dies all its nodes come here.
-                    due = due.min(Instant::now() + self.spread(beat));
-                    beat += 1;
+                    due = due.min(later(self.spread(beat)));
+                    beat = beat.wrapping_add(1);
                     continue;
                 }
             }
-            beat += 1;
+            beat = beat.wrapping_add(1);
             let request = v1::HeartbeatRequest {
                 node_id: self.registration.node_id.clone(),
                 incarnation,
@@ -288,12 +288,11 @@ impl<N: Node> Standing<N> {
                     ttl_ms = reply.heartbeat_ttl_ms;
                     let leader_changed =
                         epoch.replace(reply.epoch).is_some_and(|old| old != reply.epoch);
-                    due = Instant::now()
-                        + if leader_changed {
-                            self.spread(beat)
-                        } else {
-                            self.interval(ttl_ms, beat)
-                        };
+                    due = later(if leader_changed {
+                        self.spread(beat)
+                    } else {
+                        self.interval(ttl_ms, beat)
+                    });
                     let did = std::mem::replace(
                         &mut initializes,
                         reply.liveness() == Liveness::Initializing,
@@ -313,7 +312,7 @@ impl<N: Node> Standing<N> {
                 }
                 Err(status) => {
                     tracing::debug!(code = ?status.code(), message = status.message(), "no heartbeat");
-                    due = Instant::now() + backoff.next();
+                    due = later(backoff.next());
                 }
             }
         }
@@ -454,7 +453,9 @@ impl<N: Node> Standing<N> {
     /// Between 40 and 60 percent of the time to live, so that one lost heartbeat does no harm.
     fn interval(&self, ttl_ms: u64, beat: u64) -> Duration {
         let ttl_ms = ttl_ms.clamp(100, 24 * 3600 * 1000);
-        Duration::from_millis(ttl_ms * 2 / 5 + mix(self.seed() ^ (beat << 8)) % (ttl_ms / 5 + 1))
+        let fifth = ttl_ms / 5;
+        let spread = mix(self.seed() ^ (beat << 8)).checked_rem(fifth).unwrap_or(0);
+        Duration::from_millis(fifth.saturating_mul(2).saturating_add(spread))
     }
 
     fn spread(&self, beat: u64) -> Duration {

@@ -5,6 +5,26 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::Value;
 
+/// What the texts of one task may come to together, bytes: more than the kernel passes on to a program.
+const EXPANDED_BYTES_MAX: usize = 4 << 20;
+
+/// How much longer the texts of one task may still become.
+#[derive(Debug)]
+pub(crate) struct Room(usize);
+
+impl Default for Room {
+    fn default() -> Self {
+        Self(EXPANDED_BYTES_MAX)
+    }
+}
+
+/// A short text can name a long value any number of times.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "with their references replaced the texts of the task have more than {EXPANDED_BYTES_MAX} bytes"
+)]
+pub(crate) struct TooLong;
+
 /// The names that can be used.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names {
@@ -17,37 +37,45 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Replaces every known `${name}`.
-    pub(crate) fn expand(&self, text: &str) -> String {
-        let mut out = String::with_capacity(text.len());
+    /// Replaces every known `${name}`. Each part of the text is looked at once: what opens again before it closes is no name.
+    pub(crate) fn expand(&self, text: &str, room: &mut Room) -> Result<String, TooLong> {
+        let mut out = String::new();
+        let mut push = |part: &str| {
+            room.0 = room.0.checked_sub(part.len()).ok_or(TooLong)?;
+            out.push_str(part);
+            Ok(())
+        };
         let mut rest = text;
         while let Some((before, after)) = rest.split_once("${") {
-            out.push_str(before);
-            let Some((name, later)) = after.split_once('}') else {
-                out.push_str("${");
-                rest = after;
-                continue;
-            };
-            if let Some(value) = self.find(name.trim()) {
-                out.push_str(value);
-                rest = later;
+            push(before)?;
+            let until = after.find("${").unwrap_or(after.len());
+            let closed = after[..until].split_once('}');
+            let found = closed.and_then(|(name, _)| Some((name, self.find(name.trim())?)));
+            if let Some((name, value)) = found {
+                push(value)?;
+                rest = after[name.len()..].strip_prefix('}').unwrap_or_default();
             } else {
-                out.push_str("${");
+                push("${")?;
                 rest = after;
             }
         }
-        out.push_str(rest);
-        out
+        push(rest)?;
+        Ok(out)
     }
 
     /// Replaces every known `${name}` in all texts of a driver's configuration. Keys stay.
-    pub(crate) fn expand_all(&self, value: &mut Value) {
+    pub(crate) fn expand_all(&self, value: &mut Value, room: &mut Room) -> Result<(), TooLong> {
         match value {
-            Value::String(text) if text.contains("${") => *text = self.expand(text),
-            Value::Array(items) => items.iter_mut().for_each(|item| self.expand_all(item)),
-            Value::Object(map) => map.values_mut().for_each(|item| self.expand_all(item)),
+            Value::String(text) if text.contains("${") => *text = self.expand(text, room)?,
+            Value::Array(items) => {
+                items.iter_mut().try_for_each(|item| self.expand_all(item, room))?;
+            }
+            Value::Object(map) => {
+                map.values_mut().try_for_each(|item| self.expand_all(item, room))?;
+            }
             Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
+        Ok(())
     }
 
     fn find(&self, name: &str) -> Option<&str> {
@@ -84,7 +112,34 @@ mod tests {
             ("${a${MINE}", "${am"),
             ("", ""),
         ] {
-            assert_eq!(names.expand(text), expected, "{text}");
+            let expanded = names.expand(text, &mut Room::default());
+            assert_eq!(expanded.as_deref(), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_short_text_does_not_become_any_length() {
+        let pair = |key: &str, value: String| (key.to_owned(), value);
+        let names = Names {
+            env: [pair("LONG", "x".repeat(EXPANDED_BYTES_MAX / 2))].into(),
+            ..Names::default()
+        };
+        let mut room = Room::default();
+        assert_eq!(names.expand("${LONG}${LONG}", &mut room).map(|text| text.len()), Ok(4 << 20));
+        assert_eq!(names.expand("y", &mut room), Err(TooLong), "it is that of all texts together");
+        assert_eq!(names.expand("${LONG}", &mut Room(100)), Err(TooLong));
+        let mut config = serde_json::json!({"args": ["${LONG}", ["${LONG}"], {"a": "${LONG}"}]});
+        assert_eq!(names.expand_all(&mut config, &mut Room::default()), Err(TooLong));
+    }
+
+    /// Each of these took the square of its length.
+    #[test]
+    fn a_text_that_opens_and_never_closes_is_read_once() {
+        let names = Names::default();
+        for text in ["${".repeat(500_000), format!("{}}}", "${".repeat(500_000))] {
+            let started = std::time::Instant::now();
+            assert_eq!(names.expand(&text, &mut Room::default()).as_deref(), Ok(text.as_str()));
+            assert!(started.elapsed() < std::time::Duration::from_secs(5));
         }
     }
 }

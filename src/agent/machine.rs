@@ -26,11 +26,11 @@ fn parse_cpu_times(text: &str) -> Vec<CpuTimes> {
         let field = |place: usize| fields.get(place).copied().unwrap_or(0);
         is_core.then(|| CpuTimes {
             name: name.to_owned(),
-            user: field(0) + field(1),
-            system: field(2) + field(5) + field(6),
-            idle: field(3) + field(4),
+            user: field(0).saturating_add(field(1)),
+            system: field(2).saturating_add(field(5)).saturating_add(field(6)),
+            idle: field(3).saturating_add(field(4)),
             // What follows is the time of guests, which is in the first two already.
-            total: fields.iter().take(8).sum(),
+            total: fields.iter().take(8).fold(0, |sum: u64, field| sum.saturating_add(*field)),
         })
     };
     text.lines().filter_map(one).collect()

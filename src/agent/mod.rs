@@ -11,6 +11,9 @@
 //! Invariants: the servers decide what runs, the agent never invents an allocation; tasks outlive the agent; what the agent must not
 //! forget is on disk before it acts on it. With `simulate`, many mock nodes share this process and none of the I/O.
 
+// What comes from jobs, servers, tasks and files is added up here: a sum that does not fit must not end the agent, at each of its starts.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod allocation_runner;
 mod beneath;
 mod collected;
@@ -55,7 +58,7 @@ use anyhow::Context;
 use proto::v1;
 use tokio::net::TcpListener;
 
-pub(crate) use self::state::read_boot_id;
+pub(crate) use self::state::{read_boot_id, run_directories};
 use self::{
     connection::{Connection, Servers},
     driver::{Driver, Drivers},
@@ -178,7 +181,7 @@ impl Agent {
         if settings.name.is_empty() {
             settings.name.clone_from(&found.host_name);
         }
-        let core_mhz = found.cpu_mhz / u64::from(found.cores.max(1));
+        let core_mhz = found.cpu_mhz.checked_div(u64::from(found.cores)).unwrap_or(0);
         let ground = Ground {
             start: Some(start),
             servers: Arc::clone(&servers),

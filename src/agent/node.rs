@@ -10,7 +10,7 @@ use std::{
 use super::{
     allocation_runner::AllocationRunner,
     collected::Collected,
-    executor::process::kill_leftovers,
+    executor::survivors::{Survivors, kill_allocation, survivors},
     heartbeat::Node,
     shell::{Order, Ordered, Origin, Shared, Shell, View, Wish, view_of},
     spec::{self, AllocationSpec},
@@ -20,6 +20,7 @@ use super::{
 use crate::{
     rpc::words,
     rt::{self, JoinSet, mpsc, oneshot, watch},
+    task::contained_task,
 };
 use fsm::AllocationId;
 use proto::v1;
@@ -44,6 +45,9 @@ struct Inner {
     suspended: bool,
     /// Rises with each entry, so that the oldest ended ones are known.
     received: u64,
+    /// What is stored of these cannot be read, and something may live of them: by task, the newest attempt that is known. They are left alone until the
+    /// servers say what is to become of them.
+    strays: Survivors,
     /// What has ended here and is kept no more.
     collected: Collected,
 }
@@ -61,7 +65,7 @@ struct Entry {
 }
 
 struct Waiting {
-    spec: AllocationSpec,
+    spec: Arc<AllocationSpec>,
     sequence: u64,
     starts_allowed: bool,
     /// The servers were told that it waits for the end of a shortage.
@@ -85,23 +89,83 @@ impl Entry {
 impl LocalNode {
     /// A node with what the state directory holds; what runs goes on, and what was down waits for the servers.
     pub(crate) fn restore(shared: Arc<Shared>, ended_max: usize) -> io::Result<Arc<Self>> {
-        let Loaded { stored, unreadable } = shared.state.load()?;
-        for (directory, error) in unreadable {
-            let killed = kill_leftovers(&directory.join(".run"))?;
-            tracing::error!(
-                directory = %directory.display(), %error, killed,
-                "an allocation's state cannot be read: its processes were killed, its files are left alone"
-            );
-        }
+        let loaded = shared.state.load()?;
         let node = Arc::new(Self { shared, ended_max, inner: Mutex::default() });
         let mut inner = node.lock();
-        for allocation in stored {
+        inner.strays = node.strays(&loaded);
+        for allocation in loaded.stored {
             let booted = allocation.boot_id != node.shared.state.boot_id;
             let origin = Origin::Stored { suspended: allocation.suspended, booted };
             node.adopt(&mut inner, allocation.spec, allocation.runner, origin);
         }
         drop(inner);
         Ok(node)
+    }
+
+    /// What lives, or may live, of allocations that nothing can be read of. What is left of the others does no harm, and is deleted.
+    fn strays(&self, loaded: &Loaded) -> Survivors {
+        let state = &self.shared.state;
+        let known: BTreeSet<_> = loaded.stored.iter().map(|stored| stored.spec.id).collect();
+        let living = survivors(&state.allocations(), &state.runs());
+        let seen = living.is_ok();
+        let mut living = living.unwrap_or_else(|error| {
+            tracing::error!(%error, "cannot look for processes of allocations");
+            Survivors::new()
+        });
+        for (id, error) in &loaded.unreadable {
+            living.entry(*id).or_default();
+            tracing::error!(
+                allocation = %id, %error,
+                "what is stored of an allocation cannot be read: its processes are left alone until the servers say what is to become of it"
+            );
+        }
+        for id in &loaded.unknown {
+            if living.contains_key(id) {
+                tracing::error!(
+                    allocation = %id,
+                    "nothing is stored of an allocation that has processes: they are left alone until the servers say what is to become of it"
+                );
+            } else if !seen {
+                living.entry(*id).or_default();
+            } else if let Err(error) = state.allocation(*id).remove() {
+                // Without a state nothing was ever started in it.
+                tracing::warn!(allocation = %id, %error, "cannot delete the folder of an allocation that nothing is stored of");
+            }
+        }
+        living.retain(|id, _| !known.contains(id));
+        living
+    }
+
+    /// Takes up an allocation that nothing is known of but what lives of it: it goes on.
+    fn take_up(&self, inner: &mut Inner, message: &v1::Allocation, found: &BTreeMap<String, u32>) {
+        let Ok(spec) = AllocationSpec::parse(message.clone()) else { return };
+        let directory = self.shared.state.allocation(spec.id);
+        let now = self.shared.clock.now();
+        let sequence = message.client_sequence;
+        let mut runner = AllocationRunner::new(&spec.policy, spec.id.0, sequence, now);
+        for (place, task) in spec.tasks.iter().enumerate() {
+            let living = found.get(&task.name).copied();
+            if let Some(attempt) = living.max(directory.last_attempt(&task.name)) {
+                runner.found(place, attempt);
+            }
+        }
+        let origin = Origin::Stored { suspended: false, booted: false };
+        self.adopt(inner, Arc::new(spec), runner, origin);
+    }
+
+    /// Ends what lives of an allocation that the servers do not want any more, and deletes it.
+    fn end_stray(&self, id: AllocationId) {
+        let directory = self.shared.state.allocation(id);
+        rt::spawn(rt::run_blocking(move || {
+            match kill_allocation(&directory).and_then(|killed| Ok((killed, directory.remove()?))) {
+                Ok((killed, ())) => {
+                    tracing::warn!(allocation = %id, killed, "an allocation that the servers do not want was ended");
+                }
+                Err(error) => {
+                    tracing::error!(allocation = %id, %error, "cannot end what is left of an allocation");
+                }
+            }
+        }));
     }
 
     /// Tidies up whenever an allocation has ended, for ever.
@@ -156,7 +220,8 @@ impl LocalNode {
     pub(crate) fn counts(&self) -> (usize, usize) {
         let inner = self.lock();
         let live = inner.entries.values().filter(|entry| !entry.is_terminal()).count();
-        (live + inner.waiting.len(), inner.entries.len() + inner.waiting.len())
+        let waiting = inner.waiting.len();
+        (live.saturating_add(waiting), inner.entries.len().saturating_add(waiting))
     }
 
     /// Tasks that run now.
@@ -202,7 +267,7 @@ impl LocalNode {
     fn adopt(
         &self,
         inner: &mut Inner,
-        spec: AllocationSpec,
+        spec: Arc<AllocationSpec>,
         runner: AllocationRunner,
         origin: Origin,
     ) {
@@ -215,10 +280,12 @@ impl LocalNode {
         } else {
             let (shell, view) =
                 Shell::new(Arc::clone(&self.shared), spec, runner, (wishes, ordered));
-            rt::spawn_into(&mut inner.shells, shell.run(origin));
+            let alone =
+                run_alone(Arc::clone(&self.shared), id, Arc::clone(&view), shell.run(origin));
+            rt::spawn_into(&mut inner.shells, alone);
             view
         };
-        inner.received += 1;
+        inner.received = inner.received.saturating_add(1);
         let received = inner.received;
         let entry = Entry { wish, orders, view, ports, forgotten: false, unheard, received };
         inner.entries.insert(id, entry);
@@ -237,6 +304,12 @@ impl LocalNode {
             }
         };
         let over = known.is_terminal();
+        if let Some(found) = inner.strays.remove(&id) {
+            self.take_up(inner, &message, &found);
+            if !inner.entries.contains_key(&id) {
+                self.end_stray(id);
+            }
+        }
         if let Some(entry) = inner.entries.get_mut(&id) {
             entry.unheard = false;
             let spec = AllocationSpec::parse(message.clone()).ok().map(Arc::new);
@@ -280,6 +353,7 @@ impl LocalNode {
                 let known = inner.waiting.get(&id);
                 let is_told = known.is_some_and(|known| known.is_told);
                 let sequence = known.map_or(0, |known| known.sequence).max(sequence);
+                let spec = Arc::new(spec);
                 inner.waiting.insert(id, Waiting { spec, sequence, starts_allowed, is_told });
             }
             Err(error) => self.answer(id, &message, v1::ClientStatus::Failed, &error.to_string()),
@@ -300,6 +374,9 @@ impl LocalNode {
 
     fn forget(&self, inner: &mut Inner, id: AllocationId) {
         inner.waiting.remove(&id);
+        if inner.strays.remove(&id).is_some() {
+            self.end_stray(id);
+        }
         if let Some(entry) = inner.entries.get_mut(&id) {
             entry.forgotten = true;
             entry.wish.send_modify(|wish| wish.stop = true);
@@ -391,6 +468,39 @@ impl LocalNode {
     }
 }
 
+/// Runs the shell of an allocation. Whatever is wrong with that one ends here: its processes are ended, and it is reported as failed.
+async fn run_alone(
+    shared: Arc<Shared>,
+    id: AllocationId,
+    view: Arc<Mutex<View>>,
+    shell: impl Future<Output = ()>,
+) {
+    if rt::is_simulation() {
+        return shell.await;
+    }
+    let Err(panic) = contained_task(shell).await else { return };
+    tracing::error!(allocation = %id, panic, "QUORATE-INVARIANT: an allocation cannot be run, its processes are ended");
+    let directory = shared.state.allocation(id);
+    if let Err(error) = rt::run_blocking(move || kill_allocation(&directory)).await {
+        tracing::error!(allocation = %id, %error, "cannot end the processes of an allocation");
+    }
+    let status = {
+        let mut view = view.lock().unwrap_or_else(PoisonError::into_inner);
+        view.terminal = true;
+        let status = &mut view.status;
+        status.sequence = status.sequence.saturating_add(1);
+        status.set_client_status(v1::ClientStatus::Failed);
+        status.description = format!("the agent cannot run it: {panic}");
+        for task in status.tasks.values_mut() {
+            task.set_phase(v1::TaskPhase::Dead);
+            task.failed = true;
+        }
+        status.clone()
+    };
+    shared.outbox.repeat(id, status);
+    shared.ended.notify_one();
+}
+
 /// Another allocation of this node must end first: it holds one of the ports, is the one that is
 /// replaced, or is evicted for this one.
 fn is_blocked(entries: &BTreeMap<AllocationId, Entry>, waiting: &Waiting) -> bool {
@@ -429,6 +539,7 @@ impl Node for LocalNode {
                 // The set leaves out what has ended: that keeps its logs until there are too many of them.
                 let live = inner.entries.iter().filter(|(_, entry)| !entry.is_terminal());
                 let known = live.map(|(id, _)| id).chain(inner.waiting.keys());
+                let known = known.chain(inner.strays.keys());
                 gone.extend(known.filter(|id| !present.contains(id)).copied());
             }
             for id in gone {
@@ -507,6 +618,34 @@ mod tests {
         // A server of before names nothing: what it sends is the set.
         node.apply(whole(vec![endless(2), endless(4)], &[])).await;
         assert_eq!(started(&node), [(1, true), (2, false), (3, true), (4, false)]);
+    }
+
+    /// Whatever is wrong with one, at each start: the others are restored.
+    #[tokio::test]
+    async fn an_allocation_that_panics_fails_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        let [bad, good] = [1, 2].map(|id| AllocationId([id; 16]));
+        let spec = Arc::new(AllocationSpec::parse(endless(1)).unwrap());
+        // It has a task that it knows nothing of.
+        let two = testing::message([1; 16], "job", &["a", "b"]);
+        let policy = spec::group_policy(&two).unwrap();
+        let mut runner = AllocationRunner::new(&policy, bad.0, 7, node.shared.clock.now());
+        runner.found(1, 1);
+        let origin = Origin::Stored { suspended: false, booted: false };
+        node.adopt(&mut node.lock(), spec, runner, origin);
+        node.apply(whole(vec![endless(1), endless(2)], &[1, 2])).await;
+        let failed = async {
+            while !node.view(bad).unwrap().terminal {
+                node.shared.ended.notified().await;
+            }
+        };
+        timeout(Duration::from_mins(1), failed).await.unwrap();
+        let status = node.view(bad).unwrap().status;
+        assert_eq!(status.client_status(), v1::ClientStatus::Failed);
+        assert!(status.description.contains("panic") && status.sequence > 7, "{status:?}");
+        assert!(node.shared.outbox.is_pending(bad), "the servers are told");
+        assert!(!node.view(good).unwrap().terminal, "the other one runs");
     }
 
     #[tokio::test]

@@ -13,6 +13,7 @@ use std::{sync::Arc, time::Duration};
 use fsm::node::Readiness;
 use futures_util::future::BoxFuture;
 
+use super::time::after;
 use crate::rt::Instant;
 
 /// Longest reason, bytes.
@@ -134,7 +135,7 @@ impl CheckTimer {
         if self.after_task {
             return Some(now);
         }
-        let repeated_at = self.checked_at.map_or(now, |at| at + self.interval);
+        let repeated_at = self.checked_at.map_or(now, |at| after(at, self.interval));
         (self.is_wanted || self.repeats).then_some(repeated_at)
     }
 
@@ -147,7 +148,7 @@ impl CheckTimer {
         }
         self.said.as_ref().is_none_or(|(said, at)| {
             said.readiness != found.readiness
-                || (said.reason != found.reason && now >= *at + REASON_PAUSE)
+                || (said.reason != found.reason && now >= after(*at, REASON_PAUSE))
         })
     }
 
@@ -163,7 +164,7 @@ impl CheckTimer {
     /// The sequence of the next report: rises also when the agent restarts, as time since the boot
     /// does.
     pub(crate) fn next_sequence(&mut self, since_boot_ms: u64) -> u64 {
-        self.sequence = since_boot_ms.max(self.sequence + 1);
+        self.sequence = since_boot_ms.max(self.sequence.saturating_add(1));
         self.sequence
     }
 }
@@ -204,7 +205,7 @@ impl ScriptedProbe {
             if made < *times {
                 return checked.clone();
             }
-            made -= times;
+            made = made.saturating_sub(*times);
         }
         let (last, _) = self.steps.last().expect("a script has a step");
         last.clone()

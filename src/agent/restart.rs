@@ -127,7 +127,8 @@ impl RestartTracker {
 }
 
 fn jitter(seed: u64, count: u32, delay_ms: u64) -> u64 {
-    chance::mix(seed ^ u64::from(count)) % (delay_ms / 4 + 1)
+    let most = (delay_ms / 4).saturating_add(1);
+    chance::mix(seed ^ u64::from(count)).checked_rem(most).unwrap_or(0)
 }
 
 #[cfg(test)]

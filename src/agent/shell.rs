@@ -20,7 +20,6 @@ use proto::v1;
 use super::{
     allocation_runner::AllocationRunner,
     driver::{self, Drivers, Recovered, Run, StartError, TaskContext},
-    environment,
     executor::{
         Outcome,
         process::{kill_leftovers, kill_run},
@@ -33,7 +32,10 @@ use super::{
     task_runner::{Action, ExitResult, Fault, Phase},
     time::Clock,
 };
-use crate::rt::{self, Notify, mpsc, oneshot, run_blocking, sleep, sleep_until, watch};
+use crate::{
+    removal::remove_tree,
+    rt::{self, Notify, mpsc, oneshot, run_blocking, sleep, sleep_until, watch},
+};
 
 /// Pause before a kill that could not be delivered is tried again.
 const KILL_RETRY: Duration = Duration::from_secs(1);
@@ -159,7 +161,7 @@ enum Happening {
 /// One allocation.
 pub(crate) struct Shell {
     shared: Arc<Shared>,
-    spec: AllocationSpec,
+    spec: Arc<AllocationSpec>,
     /// The last wish's specification, which `spec` was made of: wishes repeat it.
     taken: Option<Arc<AllocationSpec>>,
     runner: AllocationRunner,
@@ -181,7 +183,7 @@ impl Shell {
     /// A shell and what others see of it.
     pub(crate) fn new(
         shared: Arc<Shared>,
-        spec: AllocationSpec,
+        spec: Arc<AllocationSpec>,
         runner: AllocationRunner,
         (wishes, orders): (watch::Receiver<Wish>, mpsc::Receiver<Ordered>),
     ) -> (Self, Arc<Mutex<View>>) {
@@ -238,7 +240,13 @@ impl Shell {
                         return;
                     }
                 }
-                Some(happening) = self.happenings.next() => self.take(happening),
+                Some(happening) = self.happenings.next() => {
+                    self.take(happening);
+                    // What has happened meanwhile is stored and told with it.
+                    while let Some(Some(more)) = self.happenings.next().now_or_never() {
+                        self.take(more);
+                    }
+                }
                 Some((order, answer)) = self.orders.recv() => self.carry_out(&order, answer),
                 () = due => {
                     let now = self.shared.clock.now();
@@ -301,7 +309,7 @@ impl Shell {
     async fn prepare(&mut self, is_new: bool, may_live: bool) -> io::Result<()> {
         let mut pause = SHORTAGE_PAUSE;
         loop {
-            let prepared = prepare(self.directory.clone(), self.spec.clone(), is_new).await;
+            let prepared = prepare(self.directory.clone(), Arc::clone(&self.spec), is_new).await;
             let Err(error) = &prepared else { return prepared };
             if may_live || Fault::of(error) != Fault::Shortage {
                 return prepared;
@@ -320,7 +328,7 @@ impl Shell {
                 _ = self.wishes.wait_for(|wish| wish.stop || wish.suspend) => return prepared,
                 () = sleep(pause) => {}
             }
-            pause = (pause * 2).min(SHORTAGE_PAUSE_MAX);
+            pause = pause.saturating_mul(2).min(SHORTAGE_PAUSE_MAX);
         }
     }
 
@@ -343,7 +351,8 @@ impl Shell {
                 (Action::Start { task, .. }, Err(error)) => {
                     let message = format!("cannot store the allocation's state: {error}");
                     let fault = Fault::of(error);
-                    let failed = Err(StartError { message, recoverable: true, fault });
+                    let recoverable = fault != Fault::Task;
+                    let failed = Err(StartError { message, recoverable, fault });
                     self.happenings.push(async move { Happening::Started(task, failed) }.boxed());
                 }
                 (Action::Start { task, attempt }, Ok(())) => self.start(task, attempt),
@@ -356,7 +365,7 @@ impl Shell {
         let directory = self.directory.clone();
         let boot_id = self.shared.state.boot_id;
         let stored =
-            StoredAllocation::new(boot_id, suspended, self.spec.clone(), self.runner.clone());
+            StoredAllocation::new(boot_id, suspended, Arc::clone(&self.spec), self.runner.clone());
         let stored = run_blocking(move || directory.store(&stored)).await;
         if let Err(error) = &stored {
             tracing::warn!(allocation = %self.spec.id, %error, "cannot store the state of an allocation");
@@ -368,14 +377,12 @@ impl Shell {
     fn start(&mut self, task: usize, attempt: u32) {
         let context = self.context(task, attempt);
         let started = async move {
-            let old = context.directory.clone();
-            let name = context.task.name.clone();
             // The files of the attempt before the last are of no use to anybody.
-            if attempt > 2 {
-                drop(
-                    run_blocking(move || std::fs::remove_dir_all(old.run(&name, attempt - 2)))
-                        .await,
-                );
+            if let Some(old @ 1..) = attempt.checked_sub(2) {
+                let old = context.directory.run(&context.task().name, old);
+                if let Err(error) = run_blocking(move || remove_tree(&old)).await {
+                    tracing::warn!(%error, "cannot delete the files of an ended run");
+                }
             }
             Happening::Started(task, driver::start(&context).await)
         };
@@ -397,7 +404,7 @@ impl Shell {
         if let Some(spec) = wish.spec
             && !self.taken.as_ref().is_some_and(|taken| Arc::ptr_eq(taken, &spec))
         {
-            if let Some(spec) = AllocationSpec::clone(&spec).in_order_of(&self.spec) {
+            if let Some(spec) = spec.in_order_of(&self.spec) {
                 self.spec = spec;
                 self.runner.revise(&self.spec.policy, now);
             }
@@ -609,11 +616,10 @@ impl Shell {
     }
 
     fn context(&self, task: usize, attempt: u32) -> TaskContext {
-        let spec = &self.spec.tasks[task];
         TaskContext {
-            allocation: self.spec.id,
-            task: spec.clone(),
-            names: environment::names(&self.spec, spec, &self.directory, &self.shared.names()),
+            spec: Arc::clone(&self.spec),
+            place: task,
+            node: self.shared.names(),
             directory: self.directory.clone(),
             attempt,
             executor_binary: Arc::clone(&self.shared.executor_binary),
@@ -626,9 +632,9 @@ impl Shell {
 async fn recover(context: TaskContext, run_started_at_ms: u64) -> Result<Recovered, StartError> {
     let found = driver::recover(&context, run_started_at_ms).await;
     while found.is_err() {
-        let run = context.directory.run(&context.task.name, context.attempt);
+        let run = context.run_directory();
         let Err(error) = run_blocking(move || kill_run(&run)).await else { break };
-        tracing::warn!(task = %context.task.name, %error, "cannot kill what is left of a task");
+        tracing::warn!(task = %context.task().name, %error, "cannot kill what is left of a task");
         sleep(KILL_RETRY).await;
     }
     found
@@ -662,7 +668,7 @@ pub(crate) fn view_of(spec: &AllocationSpec, runner: &AllocationRunner) -> View 
 /// Makes the directories of an allocation.
 async fn prepare(
     directory: AllocationDirectory,
-    spec: AllocationSpec,
+    spec: Arc<AllocationSpec>,
     is_new: bool,
 ) -> io::Result<()> {
     run_blocking(move || {

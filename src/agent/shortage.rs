@@ -181,7 +181,7 @@ impl Judge {
     }
 
     fn met(&mut self, now: Instant, why: &str) {
-        let until = now + MET_HOLD;
+        let until = now.checked_add(MET_HOLD).unwrap_or(now);
         match &mut self.met {
             // The first words stay: each other failure would be news.
             Some((_, known)) => *known = until,

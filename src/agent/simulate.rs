@@ -69,7 +69,8 @@ pub(crate) fn spawn(
             wake: Notify::new(),
         });
         rt::spawn_into(work, Arc::clone(&node).keep_time());
-        let connection = Connection::new(Arc::clone(servers), number - 1, u64::from(number));
+        let connection =
+            Connection::new(Arc::clone(servers), number.saturating_sub(1), u64::from(number));
         let script = settings.simulate_readiness.as_deref();
         let probe = script.and_then(|script| ScriptedProbe::parse(script).ok());
         let checks = Checks {
@@ -309,7 +310,7 @@ impl SimulatedNode {
                 inner.deadlines.remove(&(old, id));
             }
             // What is overdue by now comes next, not at once, so that a loop of restarts cannot hold the lock.
-            let next = next.map(|at| at.max(now.since_boot_ms + 1));
+            let next = next.map(|at| at.max(now.since_boot_ms.saturating_add(1)));
             allocation.deadline = next;
             inner.deadlines.extend(next.map(|at| (at, id)));
         }

@@ -1,7 +1,10 @@
 //! What is to be run: the servers' message, checked once at the edge. Names that become parts of paths are checked here and
 //! nowhere else.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use fsm::{AllocationId, EvaluationId, JobKind};
 use proto::v1;
@@ -23,7 +26,7 @@ const KILL_TIMEOUT_MS: u64 = 5_000;
 /// Longest time between the kill signal and SIGKILL, ms (Nomad's `max_kill_timeout` is 30 s by default and raised by operators).
 const KILL_TIMEOUT_MS_MAX: u64 = 24 * 3600 * 1000;
 /// Names inside an allocation's directory that no task may have.
-const RESERVED_NAMES: [&str; 4] = [".", "..", "alloc", ".run"];
+const RESERVED_NAMES: [&str; 3] = [".", "..", "alloc"];
 
 /// An allocation as it is to be run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -46,6 +49,8 @@ pub(crate) struct AllocationSpec {
     pub(crate) address: String,
     pub(crate) ports: Vec<PortSpec>,
     pub(crate) tasks: Vec<TaskSpec>,
+    /// Of the job and the group. It is here once, for all tasks.
+    pub(crate) meta: BTreeMap<String, String>,
     /// What the job was dispatched with, in base64.
     pub(crate) payload: String,
     pub(crate) policy: GroupPolicy,
@@ -67,6 +72,7 @@ pub(crate) struct TaskSpec {
     pub(crate) user: String,
     pub(crate) config_json: String,
     pub(crate) env: BTreeMap<String, String>,
+    /// Its own; it goes over that of the allocation.
     pub(crate) meta: BTreeMap<String, String>,
     pub(crate) cpu_mhz: u64,
     pub(crate) memory_mb: u64,
@@ -95,25 +101,47 @@ pub(crate) enum SpecError {
     PayloadFile(String, &'static str),
     #[error("port `{0}` has the value {1}, which is no port")]
     Port(String, u32),
+    #[error("the policies are those of other tasks")]
+    Policies,
     #[error(transparent)]
     JobKind(#[from] UnknownWord),
 }
 
 impl AllocationSpec {
     /// The same with its tasks in the order of those that run: a task is known by its place. None: they are not the same tasks.
-    pub(crate) fn in_order_of(mut self, running: &Self) -> Option<Self> {
-        let place = |name: &str| running.tasks.iter().position(|task| task.name == name);
+    pub(crate) fn in_order_of(self: &Arc<Self>, running: &Self) -> Option<Arc<Self>> {
+        let places: BTreeMap<&str, usize> =
+            running.tasks.iter().zip(0..).map(|(task, place)| (&*task.name, place)).collect();
+        let place = |name: &str| places.get(name).copied();
         let same = self.tasks.len() == running.tasks.len()
             && self.tasks.iter().all(|task| place(&task.name).is_some());
         if !same {
             return None;
         }
-        self.tasks.sort_by_key(|task| place(&task.name));
-        self.policy.tasks.sort_by_key(|task| place(&task.name));
-        Some(self)
+        if self.tasks.iter().is_sorted_by_key(|task| place(&task.name)) {
+            return Some(Arc::clone(self));
+        }
+        let mut ordered = Self::clone(self);
+        ordered.tasks.sort_by_key(|task| place(&task.name));
+        ordered.policy.tasks.sort_by_key(|task| place(&task.name));
+        Some(Arc::new(ordered))
     }
 
-    /// Checks a message. What tasks have in common is said once: a task's own meta goes over the group's.
+    /// Checks what was read back: its names become parts of paths, and a task is known by its place.
+    pub(crate) fn check(&self) -> Result<(), SpecError> {
+        if self.tasks.is_empty() {
+            return Err(SpecError::NoTasks);
+        }
+        for task in &self.tasks {
+            check_task_name(&task.name)?;
+            check_payload_file(&task.dispatch_payload)?;
+        }
+        let names = self.tasks.iter().map(|task| &task.name);
+        let same = names.eq(self.policy.tasks.iter().map(|task| &task.name));
+        if same { Ok(()) } else { Err(SpecError::Policies) }
+    }
+
+    /// Checks a message.
     pub(crate) fn parse(message: v1::Allocation) -> Result<Self, SpecError> {
         let id = AllocationId::from_slice(&message.id).ok_or(SpecError::Id)?;
         let policy = group_policy(&message)?;
@@ -126,7 +154,6 @@ impl AllocationSpec {
                 return Err(SpecError::Duplicate(task.name.clone()));
             }
         }
-        let group_meta = message.meta;
         Ok(Self {
             id,
             namespace: message.namespace,
@@ -148,7 +175,8 @@ impl AllocationSpec {
             datacenter: message.datacenter,
             address: message.address,
             ports,
-            tasks: message.tasks.into_iter().map(|task| task_spec(task, &group_meta)).collect(),
+            tasks: message.tasks.into_iter().map(task_spec).collect(),
+            meta: message.meta,
             payload: base64::encode(&message.payload),
             policy,
         })
@@ -216,16 +244,14 @@ fn port(port: &v1::Port) -> Result<PortSpec, SpecError> {
     Ok(PortSpec { label: port.label.clone(), value, to })
 }
 
-fn task_spec(task: v1::Task, group_meta: &BTreeMap<String, String>) -> TaskSpec {
-    let mut meta = group_meta.clone();
-    meta.extend(task.meta);
+fn task_spec(task: v1::Task) -> TaskSpec {
     TaskSpec {
         name: task.name,
         driver: task.driver,
         user: task.user,
         config_json: task.config_json,
         env: task.env,
-        meta,
+        meta: task.meta,
         cpu_mhz: task.cpu_mhz,
         memory_mb: task.memory_mb,
         memory_max_mb: task.memory_max_mb,
@@ -272,7 +298,7 @@ mod tests {
 
     #[test]
     fn names_that_would_leave_the_directory_are_refused() {
-        for name in ["", "..", "a/b", "alloc", ".run", "x\0y"] {
+        for name in ["", "..", "a/b", "alloc", "x\0y"] {
             let error = AllocationSpec::parse(message(name, 80, v1::JobKind::Batch));
             assert_eq!(error, Err(SpecError::TaskName(name.to_owned())));
         }
@@ -298,17 +324,6 @@ mod tests {
     }
 
     #[test]
-    fn a_task_has_the_meta_of_its_group_and_its_own_goes_over_it() {
-        let mut both = message("a", 80, v1::JobKind::Batch);
-        let pair = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
-        both.meta = [("owner", "job"), ("team", "group")].map(pair).into();
-        both.tasks[0].meta = [("team", "task")].map(pair).into();
-        let spec = AllocationSpec::parse(both).expect("a valid message");
-        let expected = BTreeMap::from([("owner", "job"), ("team", "task")].map(pair));
-        assert_eq!(spec.tasks[0].meta, expected);
-    }
-
-    #[test]
     fn tasks_keep_the_order_of_those_that_run() {
         let of = |tasks: &[(&str, u64)]| {
             let mut message = message("a", 80, v1::JobKind::Service);
@@ -318,7 +333,7 @@ mod tests {
                 kill_timeout_ms: *kill_timeout_ms,
                 ..Default::default()
             }));
-            AllocationSpec::parse(message).expect("a valid message")
+            Arc::new(AllocationSpec::parse(message).expect("a valid message"))
         };
         let running = of(&[("a", 1_000), ("b", 2_000)]);
         let other = of(&[("b", 4_000), ("a", 3_000)]);

@@ -2,14 +2,18 @@
 //!
 //! ```text
 //!  data_dir/LOCK  identity.json
-//!           allocs/<allocation id>/state.json        what is to run and how far it got
-//!                                  alloc/logs alloc/data
+//!           runs/<allocation id>/state.json          what is to run and how far it got
+//!                                tasks/<task>/<attempt>/   the executor's files
+//!           allocs/<allocation id>/alloc/logs alloc/data
 //!                                  <task>/local  <task>/secrets
-//!                                  .run/<task>/<attempt>/   the executor's files
 //! ```
-//! Invariant: an attempt is in `state.json` before its executor is launched, so that a restarted agent finds every process.
+//! `allocs` is what tasks may write into. `runs` is the agent's own: tasks of other users cannot reach it, and no task is told of it.
+//!
+//! Invariants: an attempt is in `state.json` before its executor is launched, so that a restarted agent finds every process; what is stored can
+//! be read back.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     os::{
@@ -17,22 +21,32 @@ use std::{
         unix::fs::{OpenOptionsExt, PermissionsExt, chown, fchown},
     },
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use fsm::{
     AllocationId, GENERATION,
-    generation::{self, OtherGeneration, Stamp},
+    generation::{OtherGeneration, Stamp},
 };
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags, ResolveFlags},
+    io::Errno,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
     allocation_runner::AllocationRunner, executor::process::find_user, files, spec::AllocationSpec,
 };
-use crate::{base64, rt};
+use crate::{base64, removal::remove_tree, rt};
 
-/// In an allocation's directory: what is stored of it.
+/// In the agent's own folder of an allocation: what is stored of it.
 const STATE_FILE: &str = "state.json";
+/// What allocations work in, by their ids.
+pub(crate) const ALLOCATIONS: &str = "allocs";
+/// The agent's own folders of allocations, by their ids.
+pub(crate) const RUNS: &str = "runs";
+/// In an allocation's own folder: the files of all its executors.
+const TASKS: &str = "tasks";
 /// Names the machine's present life.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -87,14 +101,17 @@ pub(crate) struct StoredAllocation {
     pub(crate) boot_id: [u8; 16],
     /// Nothing runs because the agent stopped it when it ended, or the machine has booted: it is to start again.
     pub(crate) suspended: bool,
-    pub(crate) spec: AllocationSpec,
+    pub(crate) spec: Arc<AllocationSpec>,
     pub(crate) runner: AllocationRunner,
 }
 
 /// What was in the directory.
 pub(crate) struct Loaded {
     pub(crate) stored: Vec<StoredAllocation>,
-    pub(crate) unreadable: Vec<(PathBuf, io::Error)>,
+    /// What is stored of these cannot be read.
+    pub(crate) unreadable: Vec<(AllocationId, io::Error)>,
+    /// These have folders, and nothing is stored of them.
+    pub(crate) unknown: BTreeSet<AllocationId>,
 }
 
 /// The locked directory.
@@ -151,7 +168,10 @@ impl StateDirectory {
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(StateError::Locked(root)),
             Err(error) => return Err(fail(error.into())),
         }
-        files::create_directory(&root.join("allocs")).map_err(fail)?;
+        files::create_directory(&root.join(ALLOCATIONS)).map_err(fail)?;
+        let runs = root.join(RUNS);
+        files::create_directory(&runs).map_err(fail)?;
+        fs::set_permissions(&runs, fs::Permissions::from_mode(0o700)).map_err(fail)?;
         let identity_path = root.join("identity.json");
         // A process that was killed just before it synced the name leaves one that a power cut takes back.
         files::sync_directory(&root).map_err(fail)?;
@@ -172,42 +192,45 @@ impl StateDirectory {
 
     /// Where the directories of all allocations are.
     pub(crate) fn allocations(&self) -> PathBuf {
-        self.root.join("allocs")
+        self.root.join(ALLOCATIONS)
+    }
+
+    /// Where the agent's own folders of all allocations are.
+    pub(crate) fn runs(&self) -> PathBuf {
+        self.root.join(RUNS)
     }
 
     /// The directory of an allocation.
     pub(crate) fn allocation(&self, id: AllocationId) -> AllocationDirectory {
-        AllocationDirectory { root: self.allocations().join(id.to_string()) }
+        let name = id.to_string();
+        AllocationDirectory { root: self.allocations().join(&name), own: self.runs().join(name) }
     }
 
-    /// All stored allocations. What cannot be read is left where it is.
+    /// All stored allocations. Each stands for itself: what cannot be read is left where it is.
     pub(crate) fn load(&self) -> io::Result<Loaded> {
-        self.load_by(delete)
-    }
-
-    fn load_by(&self, delete: impl Fn(&Path) -> io::Result<()>) -> io::Result<Loaded> {
         let (mut stored, mut unreadable) = (Vec::new(), Vec::new());
-        for entry in fs::read_dir(self.allocations())? {
-            let directory = entry?.path();
-            match files::read_json::<StoredAllocation>(&directory.join(STATE_FILE)) {
-                Ok(Some(allocation)) => match generation::check(u32::from(allocation.generation)) {
-                    Ok(()) => stored.push(allocation),
-                    Err(other) => {
-                        let error = io::Error::other(format!("it is {other}"));
-                        unreadable.push((directory, error));
-                    }
-                },
-                // Without a state nothing was ever started in it. What stays of it does no harm.
-                Ok(None) => {
-                    if let Err(error) = delete(&directory) {
-                        tracing::warn!(directory = %directory.display(), %error, "cannot delete a directory without a state");
-                    }
-                }
-                Err(error) => unreadable.push((directory, error)),
+        let mut unknown = BTreeSet::new();
+        for id in self.ids()? {
+            match self.allocation(id).load(id) {
+                Ok(Some(allocation)) => stored.push(allocation),
+                Ok(None) => drop(unknown.insert(id)),
+                Err(error) => unreadable.push((id, error)),
             }
         }
-        stored.sort_by_key(|allocation| allocation.spec.id);
-        Ok(Loaded { stored, unreadable })
+        Ok(Loaded { stored, unreadable, unknown })
+    }
+
+    /// Allocations that have a folder.
+    fn ids(&self) -> io::Result<BTreeSet<AllocationId>> {
+        let mut ids = BTreeSet::new();
+        for folder in [self.allocations(), self.runs()] {
+            for entry in fs::read_dir(folder)? {
+                ids.extend(
+                    entry?.file_name().to_str().and_then(|name| name.parse::<AllocationId>().ok()),
+                );
+            }
+        }
+        Ok(ids)
     }
 
     /// The file system that the directory is on.
@@ -216,10 +239,11 @@ impl StateDirectory {
     }
 }
 
-/// The directory of one allocation.
+/// The directory of one allocation, and the agent's own folder of it.
 #[derive(Clone, Debug)]
 pub(crate) struct AllocationDirectory {
     root: PathBuf,
+    own: PathBuf,
 }
 
 impl AllocationDirectory {
@@ -241,7 +265,7 @@ impl AllocationDirectory {
     }
     /// The files of all executors.
     pub(crate) fn runs(&self) -> PathBuf {
-        self.root.join(".run")
+        self.own.join(TASKS)
     }
     /// The files of the executor of one attempt.
     pub(crate) fn run(&self, task: &str, attempt: u32) -> PathBuf {
@@ -250,19 +274,17 @@ impl AllocationDirectory {
 
     /// Makes the directories.
     pub(crate) fn prepare(&self, spec: &AllocationSpec) -> io::Result<()> {
-        let shared = self.shared();
-        files::create_directory(&self.logs())?;
-        for directory in [shared.join("data"), shared.join("tmp")] {
-            HeldDirectory::make(&directory)?.set_mode(0o1777)?;
+        files::create_directory(&self.runs())?;
+        let root = HeldDirectory::of(&self.root)?;
+        let shared = root.make("alloc")?;
+        shared.make("logs")?;
+        for name in ["data", "tmp"] {
+            shared.make(name)?.set_mode(0o1777)?;
         }
-        HeldDirectory::make(&self.runs())?.set_mode(0o700)?;
         for task in &spec.tasks {
-            let root = self.task(&task.name);
-            let [local, tmp, secrets] = ["local", "tmp", "secrets"].map(|name| root.join(name));
-            let directories = [root, local, tmp, secrets]
-                .iter()
-                .map(|path| HeldDirectory::make(path))
-                .collect::<io::Result<Vec<_>>>()?;
+            let own = root.make(&task.name)?;
+            let [local, tmp, secrets] = ["local", "tmp", "secrets"].map(|name| own.make(name));
+            let directories = [own, local?, tmp?, secrets?];
             if let Some(secrets) = directories.last() {
                 secrets.set_mode(0o700)?;
             }
@@ -283,39 +305,37 @@ impl AllocationDirectory {
 
     /// Stores how far it got.
     pub(crate) fn store(&self, stored: &StoredAllocation) -> io::Result<()> {
-        files::create_directory(&self.root)?;
-        files::write_json(&self.root.join(STATE_FILE), stored)
+        files::create_directory(&self.own)?;
+        files::write_json(&self.own.join(STATE_FILE), stored)
     }
 
-    /// Deletes everything.
-    pub(crate) fn remove(&self) -> io::Result<()> {
-        self.remove_by(delete)
-    }
-
-    /// The state goes last: while anything else is left, the next agent knows the allocation that it belongs to.
-    fn remove_by(&self, delete: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
-        let entries = match fs::read_dir(&self.root) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            entries => entries?,
-        };
-        for entry in entries {
-            let entry = entry?;
-            if entry.file_name() != STATE_FILE {
-                delete(&entry.path())?;
-            }
+    /// What is stored of it, if anything is.
+    fn load(&self, id: AllocationId) -> io::Result<Option<StoredAllocation>> {
+        let path = self.own.join(STATE_FILE);
+        let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+        // A file of another generation need not have the fields of this one.
+        if let Some(stamp) = files::read_json::<Stamp>(&path)? {
+            stamp.check().map_err(|other| invalid(format!("it is {other}")))?;
         }
-        delete(&self.root)
+        let Some(stored) = files::read_json::<StoredAllocation>(&path)? else { return Ok(None) };
+        stored.spec.check().map_err(|error| invalid(error.to_string()))?;
+        if stored.spec.id != id || stored.runner.tasks().len() != stored.spec.tasks.len() {
+            return Err(invalid("it is that of another allocation".to_owned()));
+        }
+        Ok(Some(stored))
     }
-}
 
-/// Deletes a file, or a directory with all that is in it. What is gone is no error, and a link is not followed.
-fn delete(path: &Path) -> io::Result<()> {
-    let deleted = fs::symlink_metadata(path).and_then(|found| {
-        if found.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
-    });
-    match deleted {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        deleted => deleted,
+    /// The newest attempt of a task that has files.
+    pub(crate) fn last_attempt(&self, task: &str) -> Option<u32> {
+        let entries = fs::read_dir(self.runs().join(task)).ok()?;
+        entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).max()
+    }
+
+    /// Deletes everything of an allocation of which nothing runs any more. What is left of it, because something is mounted there, say, is tried
+    /// again by the next agent, which finds nothing stored of it.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        remove_tree(&self.own)?;
+        remove_tree(&self.root)
     }
 }
 
@@ -324,14 +344,30 @@ fn delete(path: &Path) -> io::Result<()> {
 struct HeldDirectory(OwnedFd);
 
 impl HeldDirectory {
-    /// Makes a directory, if it is not there; refuses a link.
-    fn make(path: &Path) -> io::Result<Self> {
-        files::create_directory(path)?;
+    /// That of an allocation; made, if it is not there.
+    fn of(path: &Path) -> io::Result<Self> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        };
+        // The one above is the agent's.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let parent = Self(rustix::fs::open(parent, flags, Mode::empty())?);
+        parent.make(&name.to_string_lossy())
+    }
+
+    /// Makes a directory in it, if it is not there. Refuses a link, and what something is mounted on: it would be given another owner and mode.
+    fn make(&self, name: &str) -> io::Result<Self> {
+        match rustix::fs::mkdirat(&self.0, name, Mode::from(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
         // A descriptor of this kind needs no permission to read the directory.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let held = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
+        let within = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+        let held = rustix::fs::openat2(&self.0, name, flags, Mode::empty(), within);
+        let held = held.map_err(|error| {
             let error = io::Error::from(error);
-            let message = format!("{} is not the directory it was: {error}", path.display());
+            let message = format!("{name} is not the directory it was: {error}");
             io::Error::new(error.kind(), message)
         })?;
         Ok(Self(held))
@@ -352,7 +388,7 @@ impl HeldDirectory {
         let (folders, name) = file.rsplit_once('/').unwrap_or(("", file));
         let mut held = Self(self.0.try_clone()?);
         for part in folders.split('/').filter(|part| !part.is_empty()) {
-            held = Self::make(&held.path().join(part))?;
+            held = held.make(part)?;
             if let Some((uid, gid)) = owner {
                 held.give_to(uid, gid)?;
             }
@@ -363,7 +399,7 @@ impl HeldDirectory {
         }
         // Whole or not at all: the agent may end between the two.
         let temporary = held.path().join(format!(".{name}.tmp"));
-        delete(&temporary)?;
+        remove_tree(&temporary)?;
         let mut options = OpenOptions::new();
         let mut written = options.write(true).create_new(true).mode(0o644).open(&temporary)?;
         if let Some((uid, gid)) = owner {
@@ -384,10 +420,18 @@ impl StoredAllocation {
     pub(crate) fn new(
         boot_id: [u8; 16],
         suspended: bool,
-        spec: AllocationSpec,
+        spec: Arc<AllocationSpec>,
         runner: AllocationRunner,
     ) -> Self {
         Self { generation: GENERATION, boot_id, suspended, spec, runner }
+    }
+}
+
+/// Where the files of executors are, of all allocations of an agent with this folder.
+pub(crate) fn run_directories(data_dir: &Path) -> io::Result<Vec<PathBuf>> {
+    match fs::read_dir(data_dir.join(RUNS)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        entries => entries?.map(|entry| Ok(entry?.path().join(TASKS))).collect(),
     }
 }
 
@@ -410,8 +454,13 @@ mod tests {
     /// An allocation with one task, as it is stored.
     fn stored(id: u8) -> StoredAllocation {
         let spec = AllocationSpec::parse(testing::message([id; 16], "job", &["a"])).unwrap();
+        let spec = Arc::new(spec);
         let runner = AllocationRunner::new(&spec.policy, spec.id.0, 0, Moment::default());
         StoredAllocation::new([9; 16], false, spec, runner)
+    }
+
+    fn directory_in(root: &Path) -> AllocationDirectory {
+        AllocationDirectory { root: root.join("allocation"), own: root.join("own") }
     }
 
     fn mode(path: &Path) -> u32 {
@@ -425,7 +474,7 @@ mod tests {
             let foreign = root.path().join("foreign");
             fs::create_dir(&foreign).unwrap();
             fs::set_permissions(&foreign, fs::Permissions::from_mode(0o755)).unwrap();
-            let directory = AllocationDirectory { root: root.path().join("allocation") };
+            let directory = directory_in(root.path());
             let spec = stored(1).spec;
             directory.prepare(&spec).unwrap();
             directory.prepare(&spec).unwrap();
@@ -444,7 +493,7 @@ mod tests {
     #[test]
     fn a_payload_is_put_into_its_file_once() {
         let root = tempfile::tempdir().unwrap();
-        let directory = AllocationDirectory { root: root.path().join("allocation") };
+        let directory = directory_in(root.path());
         let mut message = testing::message([1; 16], "job", &["a", "b"]);
         message.payload = b"hello".to_vec().into();
         message.tasks[0].dispatch_payload = "in/put".to_owned();
@@ -458,7 +507,7 @@ mod tests {
         assert_eq!(fs::read(&file).unwrap(), b"changed");
         let foreign = root.path().join("foreign");
         fs::create_dir(&foreign).unwrap();
-        fs::remove_dir_all(file.parent().unwrap()).unwrap();
+        remove_tree(file.parent().unwrap()).unwrap();
         symlink(&foreign, file.parent().unwrap()).unwrap();
         directory.prepare(&spec).unwrap_err();
         assert_eq!(fs::read_dir(&foreign).unwrap().count(), 0);
@@ -466,31 +515,60 @@ mod tests {
         AllocationSpec::parse(message).unwrap_err();
     }
 
+    /// A pipe that somebody has made in the agent's own folder, say, or another allocation's state.
     #[test]
-    fn what_cannot_be_deleted_keeps_its_state_and_does_not_keep_the_others_from_being_loaded() {
+    fn what_cannot_be_read_back_does_not_keep_the_others_from_being_loaded() {
         let root = tempfile::tempdir().unwrap();
         let (state, _) = StateDirectory::open(root.path()).unwrap();
-        let [stays, empty] = [1, 2].map(|id| state.allocation(AllocationId([id; 16])));
-        stays.store(&stored(1)).unwrap();
-        stays.prepare(&stored(1).spec).unwrap();
-        empty.prepare(&stored(2).spec).unwrap();
-        let own = stays.task("a");
-        let busy = |path: &Path| {
-            if path == own || path == empty.root() {
-                Err(io::Error::from(io::ErrorKind::ResourceBusy))
-            } else {
-                delete(path)
-            }
-        };
-        assert!(stays.remove_by(busy).is_err());
-        let loaded = state.load_by(busy).unwrap();
-        let ids: Vec<_> = loaded.stored.iter().map(|one| one.spec.id).collect();
-        assert_eq!(ids, [AllocationId([1; 16])]);
-        stays.remove().unwrap();
-        stays.remove().unwrap();
+        let [good, other, half, pathless] =
+            [1, 2, 3, 4].map(|id| state.allocation(AllocationId([id; 16])));
+        good.store(&stored(1)).unwrap();
+        other.store(&stored(1)).unwrap();
+        half.store(&stored(3)).unwrap();
+        let path = half.own.join(STATE_FILE);
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        let mut outside = stored(4);
+        Arc::make_mut(&mut outside.spec).tasks[0].name = "../../x".to_owned();
+        Arc::make_mut(&mut outside.spec).policy.tasks[0].name = "../../x".to_owned();
+        pathless.store(&outside).unwrap();
+        let nothing = state.allocation(AllocationId([5; 16]));
+        nothing.prepare(&stored(5).spec).unwrap();
         let loaded = state.load().unwrap();
-        assert!(loaded.stored.is_empty() && loaded.unreadable.is_empty());
-        assert!(!stays.root().exists() && !empty.root().exists());
+        let ids: Vec<_> = loaded.stored.iter().map(|one| one.spec.id.0[0]).collect();
+        let unreadable: Vec<_> = loaded.unreadable.iter().map(|(id, _)| id.0[0]).collect();
+        let unknown: Vec<_> = loaded.unknown.iter().map(|id| id.0[0]).collect();
+        assert_eq!((ids, unreadable, unknown), (vec![1], vec![2, 3, 4], vec![5]));
+    }
+
+    /// The agent reads no more of a file than this: what would be larger is refused before anything is started.
+    #[test]
+    fn what_could_not_be_read_back_is_not_stored() {
+        let root = tempfile::tempdir().unwrap();
+        let (state, _) = StateDirectory::open(root.path()).unwrap();
+        let directory = state.allocation(AllocationId([1; 16]));
+        directory.store(&stored(1)).unwrap();
+        let mut large = stored(1);
+        let spec = Arc::make_mut(&mut large.spec);
+        let text = "\u{1}".repeat(usize::try_from(files::FILE_BYTES_MAX / 6).unwrap());
+        spec.meta.insert("large".to_owned(), text);
+        let error = directory.store(&large).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge, "{error}");
+        assert_eq!(state.load().unwrap().stored.len(), 1, "the one before is still there");
+    }
+
+    #[test]
+    fn nothing_is_left_of_what_is_deleted() {
+        let root = tempfile::tempdir().unwrap();
+        let (state, _) = StateDirectory::open(root.path()).unwrap();
+        let one = state.allocation(AllocationId([1; 16]));
+        one.store(&stored(1)).unwrap();
+        one.prepare(&stored(1).spec).unwrap();
+        one.remove().unwrap();
+        one.remove().unwrap();
+        let loaded = state.load().unwrap();
+        assert!(loaded.stored.is_empty() && loaded.unknown.is_empty());
+        assert!(!one.root().exists() && !one.own.exists());
     }
 
     #[test]

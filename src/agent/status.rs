@@ -15,7 +15,7 @@ use tonic::Code;
 use super::{
     connection::{Backoff, Connection},
     heartbeat::{self, Registered},
-    time::wall_ms,
+    time::{later, wall_ms},
 };
 use crate::{
     rpc::method,
@@ -64,9 +64,9 @@ impl Outbox {
         let client = status.client_status();
         self.repeat(id, status);
         if client == v1::ClientStatus::Failed {
-            self.ends.send_modify(|ends| ends.failed += 1);
+            self.ends.send_modify(|ends| ends.failed = ends.failed.saturating_add(1));
         } else if client == v1::ClientStatus::Complete {
-            self.ends.send_modify(|ends| ends.completed += 1);
+            self.ends.send_modify(|ends| ends.completed = ends.completed.saturating_add(1));
         }
     }
 
@@ -115,13 +115,13 @@ impl Outbox {
     }
 
     fn batch(&self, statuses_max: usize) -> Vec<v1::AllocationStatus> {
-        let mut bytes = 0;
+        let mut bytes = 0_usize;
         self.lock()
             .values()
             .take(statuses_max)
             .take_while(|status| {
                 let first = bytes == 0;
-                bytes += status.encoded_len();
+                bytes = bytes.saturating_add(status.encoded_len());
                 first || bytes <= BATCH_BYTES_MAX
             })
             .cloned()
@@ -202,11 +202,11 @@ pub(crate) async fn send_statuses(
             statuses,
         };
         let sent = connection.call(&method::UPDATE_ALLOCATIONS, &request).await;
-        next_at = Instant::now() + BATCH_INTERVAL;
+        next_at = later(BATCH_INTERVAL);
         match sent {
             Ok(_) => {
                 backoff.reset();
-                statuses_max = (statuses_max * 2).min(BATCH_STATUSES_MAX);
+                statuses_max = statuses_max.saturating_mul(2).min(BATCH_STATUSES_MAX);
                 outbox.acknowledge(&request.statuses);
             }
             Err(status) => {

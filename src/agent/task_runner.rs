@@ -30,7 +30,7 @@ const SHORTAGE_DELAY_MS: u64 = 1_000;
 const SHORTAGE_DELAY_MS_MAX: u64 = 30_000;
 
 /// Length of an event's message, bytes; what is beyond is cut off.
-const MESSAGE_BYTES_MAX: usize = 512;
+pub(super) const MESSAGE_BYTES_MAX: usize = 512;
 
 /// What a task's machine needs to know of its specification.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -76,6 +76,10 @@ impl Fault {
             Errno::NOSPC,
         ];
         let found = Errno::from_io_error(error);
+        // Without a number: it could not be read back, and never will be.
+        if found.is_none() && error.kind() == io::ErrorKind::FileTooLarge {
+            return Self::Task;
+        }
         if found.is_some_and(|found| shortages.contains(&found)) {
             return Self::Shortage;
         }
@@ -116,6 +120,11 @@ impl ExitResult {
     pub(crate) fn is_success(&self) -> bool {
         self.exit_code == 0 && self.signal == 0 && self.error.is_none()
     }
+}
+
+/// The exit code of a run that this signal ended. A mock task names any number.
+pub(crate) fn code_of_signal(signal: i32) -> i32 {
+    signal.saturating_add(128)
 }
 
 /// Why a task is killed.
@@ -591,6 +600,12 @@ impl TaskRunner {
             | Phase::Killing
             | Phase::Dead => {}
         }
+    }
+
+    /// A run of it may be there, of which nothing is known but its number.
+    pub(crate) fn found(&mut self, attempt: u32) {
+        self.attempt = attempt;
+        self.phase = Phase::Starting;
     }
 
     /// Its process is gone for a reason that is not the task's (the machine booted, or the agent stopped it): it is to start again.

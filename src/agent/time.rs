@@ -46,17 +46,28 @@ impl Clock {
 
     /// The runtime's instant at a time since boot.
     pub(crate) fn instant(&self, since_boot_ms: u64) -> Instant {
-        let after = since_boot_ms.saturating_sub(self.started_since_boot_ms);
-        // Ten years are as good as never, and cannot overflow an instant.
-        let after = after.min(10 * 365 * 24 * 3600 * 1000);
-        self.started + Duration::from_millis(after)
+        let left_ms = since_boot_ms.saturating_sub(self.started_since_boot_ms);
+        after(self.started, Duration::from_millis(left_ms))
     }
+}
+
+/// As good as never.
+const NEVER: Duration = Duration::from_hours(10 * 365 * 24);
+
+/// So long after an instant. What would be too late for an instant is as good as never.
+pub(crate) fn after(at: Instant, wait: Duration) -> Instant {
+    at.checked_add(wait.min(NEVER)).unwrap_or(at)
+}
+
+/// So long after now.
+pub(crate) fn later(wait: Duration) -> Instant {
+    after(Instant::now(), wait)
 }
 
 fn parse_uptime(text: &str) -> Option<u64> {
     let (seconds, hundredths) = text.split_whitespace().next()?.split_once('.')?;
     let hundredths: u64 = hundredths.get(..2)?.parse().ok()?;
-    seconds.parse::<u64>().ok()?.checked_mul(1000)?.checked_add(hundredths * 10)
+    seconds.parse::<u64>().ok()?.checked_mul(1000)?.checked_add(hundredths.checked_mul(10)?)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use launch::{Group, Log, Member};
 
 use super::Progress;
+use crate::removal::remove_tree;
 
 const SERVERS: usize = 3;
 /// Bytes of a dead server's log that are shown.
@@ -30,7 +31,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        drop(std::fs::remove_dir_all(&self.0));
+        drop(remove_tree(&self.0));
     }
 }
 

@@ -52,10 +52,10 @@ fn metrics(context: &Context, arguments: &MetricsArgs) -> Outcome {
     }
     let mut bytes = Vec::new();
     context.client.stream("/v1/metrics", &query)?.read_to_end(&mut bytes)?;
-    context.output.bytes(&bytes)?;
     if !bytes.ends_with(b"\n") {
-        context.output.bytes(b"\n")?;
+        bytes.push(b'\n');
     }
+    context.output.document(&bytes)?;
     Ok(Exit::Success)
 }
 

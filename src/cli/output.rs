@@ -1,6 +1,7 @@
 //! The only place that prints: lines, tables, JSON, and a block of lines that is drawn anew when it changes.
 //!
-//! Names come from other people: a control character in one is shown as an escape, whatever prints it. Only logs and files (`bytes`) are as they are.
+//! Names come from other people: a control character in one is shown as an escape, whatever prints it. Only logs and files are as they are, by
+//! [`Output::log_or_file`], which nothing else may call (`cargo xtask tidy`).
 //!
 //! Results go to standard output, advice and errors to standard error. Must never panic on a closed pipe: a failed write is an
 //! `io::Error` that ends the command quietly (`quorate job status | head`).
@@ -10,7 +11,7 @@ use std::sync::Mutex;
 
 use serde_json::Value;
 
-use super::table::{escaped, escaped_json, escaped_line, fit_terminal, help};
+use super::table::{escaped, escaped_but_colours, escaped_json, escaped_line, fit_terminal, help};
 pub(crate) use super::table::{pairs, table};
 use super::view::Fields;
 
@@ -95,26 +96,38 @@ impl Output {
 
     /// Prints text and a line break.
     pub(crate) fn line(&self, text: impl AsRef<str>) -> io::Result<()> {
-        self.painted(&escaped(text.as_ref()))
+        self.write(format!("{}\n", escaped(text.as_ref())).as_bytes())
     }
 
-    /// As [`Self::line`], of a text with colours, whose author has escaped the names in it.
+    /// As [`Self::line`], of a text with colours: these stay.
     pub(crate) fn painted(&self, text: &str) -> io::Result<()> {
-        self.bytes(format!("{text}\n").as_bytes())
+        self.write(format!("{}\n", escaped_but_colours(text)).as_bytes())
     }
 
     /// Prints help.
     pub(crate) fn help(&self, text: &str) -> io::Result<()> {
-        self.bytes(help(text).as_bytes())
+        self.write(help(&escaped(text)).as_bytes())
+    }
+
+    /// Prints a text that others may have written and a program may read: as it is, unless a person does.
+    pub(crate) fn document(&self, text: &[u8]) -> io::Result<()> {
+        if !self.terminal {
+            return self.write(text);
+        }
+        self.write(escaped(&String::from_utf8_lossy(text)).as_bytes())
     }
 
     /// Prints JSON, indented.
     pub(crate) fn json(&self, value: &Value) -> io::Result<()> {
-        self.painted(&escaped_json(&format!("{value:#}")))
+        self.write(format!("{}\n", escaped_json(&format!("{value:#}"))).as_bytes())
     }
 
-    /// Prints bytes as they are.
-    pub(crate) fn bytes(&self, bytes: &[u8]) -> io::Result<()> {
+    /// Prints what a task has written, as it is.
+    pub(crate) fn log_or_file(&self, bytes: &[u8]) -> io::Result<()> {
+        self.write(bytes)
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<()> {
         match &mut *self.sink() {
             Sink::Process => {
                 let mut stdout = io::stdout().lock();
@@ -142,7 +155,7 @@ impl Output {
         // Without line wrap a long line stays one line, so that the count below is what the cursor goes up.
         let shown: Vec<_> = lines.iter().map(|line| escaped_line(line)).collect();
         let text = format!("\x1b[?7l{}\n\x1b[?7h", shown.join("\n"));
-        self.bytes(text.as_bytes())?;
+        self.write(text.as_bytes())?;
         *self.block_lines.lock().expect("no thread panics while it prints") = lines.len();
         Ok(())
     }
@@ -152,7 +165,7 @@ impl Output {
         let mut drawn = self.block_lines.lock().expect("no thread panics while it prints");
         if self.terminal && *drawn > 0 {
             // From the first column, which the cursor has left where the terminal shows a key that was pressed (`^C`).
-            self.bytes(format!("\r\x1b[{}A\x1b[J", *drawn).as_bytes())?;
+            self.write(format!("\r\x1b[{}A\x1b[J", *drawn).as_bytes())?;
         }
         *drawn = 0;
         Ok(())
@@ -212,6 +225,36 @@ mod tests {
             output.printed().0,
             "\x1b[?7la\nb\n\x1b[?7h\r\x1b[2A\x1b[J\x1b[?7lc\n\x1b[?7h\r\x1b[1A\x1b[Jevent\n"
         );
+    }
+
+    /// Whatever a command prints, and on whichever stream, nothing of it moves the cursor; only logs and files are as they are.
+    #[test]
+    fn no_way_but_that_of_logs_and_files_prints_what_others_have_written_as_it_is() {
+        const HOSTILE: &str = "a\u{1b}[2J\u{1b}]0;b\u{7}\r\u{8}\u{9b}31m\u{7f}\u{202e}\u{1b}[31mc";
+        let kept = |c: char| c == '\n' || c == '\t' || !super::super::table::is_hidden(c);
+        for terminal in [false, true] {
+            let output = Output::memory(terminal);
+            output.line(HOSTILE).unwrap();
+            output.help(HOSTILE).unwrap();
+            output.json(&serde_json::json!({ HOSTILE: [HOSTILE] })).unwrap();
+            output.advice(HOSTILE);
+            let (out, err) = output.printed();
+            assert!(out.chars().all(kept) && err.chars().all(kept), "{out:?} {err:?}");
+            let output = Output::memory(terminal);
+            output.painted(HOSTILE).unwrap();
+            let painted = output.printed().0.replace("\u{1b}[31m", "");
+            assert!(painted.chars().all(kept), "{painted:?}");
+            let output = Output::memory(terminal);
+            output.document(HOSTILE.as_bytes()).unwrap();
+            assert_eq!(output.printed().0.chars().all(kept), terminal);
+            let output = Output::memory(terminal);
+            output.log_or_file(HOSTILE.as_bytes()).unwrap();
+            assert_eq!(output.printed().0, HOSTILE);
+        }
+        let output = Output::memory(true);
+        output.block(&[HOSTILE.to_owned(), "a\nb".to_owned()]).unwrap();
+        let block = output.printed().0;
+        assert_eq!((block.matches('\u{1b}').count(), block.lines().count()), (2, 3), "{block:?}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ fn terminal_columns() -> Option<usize> {
 }
 
 /// Whether a character moves the cursor, hides, or turns round what stands beside it.
-fn is_hidden(c: char) -> bool {
+pub(crate) fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(
             c,
@@ -56,6 +56,28 @@ fn escaped_unless(text: &str, is_kept: fn(char) -> bool) -> Cow<'_, str> {
         if is_hidden(c) && !is_kept(c) { c.escape_default().to_string() } else { c.to_string() }
     };
     text.chars().map(shown).collect::<String>().into()
+}
+
+/// Colours of a terminal.
+pub(crate) const RESET: &str = "\u{1b}[0m";
+pub(crate) const GREEN: &str = "\u{1b}[32m";
+pub(crate) const RED: &str = "\u{1b}[31m";
+pub(crate) const YELLOW: &str = "\u{1b}[33m";
+
+/// As [`escaped`], but for the colours above.
+pub(crate) fn escaped_but_colours(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('\u{1b}') {
+        let (before, from) = rest.split_at(at);
+        out.push_str(&escaped(before));
+        let colour = [RESET, GREEN, RED, YELLOW].into_iter().find(|one| from.starts_with(one));
+        let length = colour.map_or(1, str::len);
+        out.push_str(&colour.map_or_else(|| escaped(&from[..length]), Cow::Borrowed));
+        rest = &from[length..];
+    }
+    out.push_str(&escaped(rest));
+    out
 }
 
 /// JSON with everything that could deceive the reader as JSON's own escapes: the same values.

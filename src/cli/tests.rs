@@ -3,6 +3,7 @@
 
 mod agents;
 mod capacity;
+mod hostile;
 mod lives;
 mod pools;
 mod scaling;

@@ -35,6 +35,7 @@ pub(super) const SCHEMA: Schema = &[
     ("cluster.bootstrap_expect", Kind::List),
     ("cluster.join", Kind::List),
     ("cluster.dial", Kind::Map),
+    ("cluster.rejoin_after_rollback", Kind::Flag),
     ("raft.preset", Kind::Text),
     ("raft.heartbeat_ms", Kind::Number),
     ("raft.election_min_ms", Kind::Number),
@@ -124,6 +125,8 @@ pub struct ClusterConfig {
     pub join: Vec<Address>,
     /// Advertised address → address really dialled.
     pub dial: BTreeMap<Address, Address>,
+    /// Whether a server whose data directory is older than what it acknowledged joins anew by itself.
+    pub rejoin_after_rollback: bool,
 }
 
 impl ClusterConfig {
@@ -372,7 +375,8 @@ impl ClusterConfig {
             }
             (true, false) => {}
         }
-        Ok(Self { bootstrap_expect, join, dial: dial(document)? })
+        let rejoin_after_rollback = document.flag("cluster.rejoin_after_rollback").unwrap_or(true);
+        Ok(Self { bootstrap_expect, join, dial: dial(document)?, rejoin_after_rollback })
     }
 }
 

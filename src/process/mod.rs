@@ -163,6 +163,7 @@ fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
         http_address: http.to_string(),
         bootstrap_expect: config.cluster.bootstrap_expect.iter().map(ToString::to_string).collect(),
         join: config.cluster.join.iter().map(ToString::to_string).collect(),
+        rejoin_after_rollback: config.cluster.rejoin_after_rollback,
         timing: RaftTiming {
             heartbeat_ms: config.raft.heartbeat_ms,
             election_ms_min: config.raft.election_min_ms,
@@ -404,7 +405,29 @@ async fn run_until_stopped(
     let exporting = exporter.map(Exporter::start);
     let mut signals = Signals::listen()?;
     open_files::raise();
-    let server = Box::pin(RunningServer::start(config, &places)).await?;
+    while serve(config, &places, reload, &mut signals).await? == Ended::ToStartAnew {}
+    if let Some(exporting) = exporting {
+        exporting.stop().await;
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// How a server ended that could stop cleanly.
+#[derive(PartialEq, Eq)]
+enum Ended {
+    Stopped,
+    /// Its data directory was retired: the next start empties it, and joins under another id.
+    ToStartAnew,
+}
+
+async fn serve(
+    config: &ServerConfig,
+    places: &Places,
+    reload: &ServerReload,
+    signals: &mut Signals,
+) -> anyhow::Result<Ended> {
+    let server = Box::pin(RunningServer::start(config, places)).await?;
     tracing::info!(name = config.name, http = %server.http, rpc = %server.rpc,
         server = %ServerName(server.core.id), "server started");
     let mut failed = server.core.failed();
@@ -420,6 +443,10 @@ async fn run_until_stopped(
             why = failed.wait_for(Option::is_some) => break why.ok().and_then(|why| why.clone()),
         }
     };
+    if why.is_some() && server.core.starts_anew() {
+        server.stop_within(STOP_MAX).await?;
+        return Ok(Ended::ToStartAnew);
+    }
     if let Some(why) = why {
         // Nothing more may be written or acknowledged: no leadership transfer, no clean close, no
         // waiting for a thread that hangs in a disk call.
@@ -428,11 +455,7 @@ async fn run_until_stopped(
     }
     tracing::info!("stopping");
     server.stop_within(STOP_MAX).await?;
-    if let Some(exporting) = exporting {
-        exporting.stop().await;
-    }
-    tracing::info!("stopped");
-    Ok(())
+    Ok(Ended::Stopped)
 }
 
 #[cfg(test)]

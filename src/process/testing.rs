@@ -192,6 +192,7 @@ fn settings(number: usize, addresses: &[String]) -> Settings {
         http_address: "127.0.0.1:1".to_owned(),
         bootstrap_expect: addresses.to_vec(),
         join: Vec::new(),
+        rejoin_after_rollback: true,
         timing: RaftTiming { heartbeat_ms: 250, election_ms_min: 1_000, election_ms_max: 1_500 },
         workers: 1,
         kinds: JobKind::ALL.to_vec(),

@@ -11,6 +11,7 @@ mod kill;
 pub mod log_store;
 pub mod network;
 mod outstanding;
+pub mod promises;
 pub mod service;
 pub mod state_machine;
 pub(crate) mod stores;

@@ -26,8 +26,12 @@ use proto::v1 as pb;
 use tonic::{Code, Status};
 
 use super::{
-    Member, ServerId, Snapshot, TypeConfig, Vote, applied, contact::LeaderContact, convert, edge,
-    outstanding::Outstanding, state_machine::SnapshotFile,
+    Member, ServerId, Snapshot, TypeConfig, Vote, applied,
+    contact::LeaderContact,
+    convert, edge,
+    outstanding::Outstanding,
+    promises::{Promise, Promises},
+    state_machine::SnapshotFile,
 };
 use crate::{
     disk::{Disk, OpenMode},
@@ -62,6 +66,8 @@ pub struct Network {
     pub snapshot_piece_bytes: u64,
     /// When a majority last answered this server.
     pub contact: Arc<LeaderContact>,
+    /// What the peers promised by their answers.
+    pub promises: Arc<Promises>,
 }
 
 /// One peer, over one lane.
@@ -327,7 +333,11 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         let timeout = option.hard_ttl();
         let result = async {
             let reply = self.call(&method::APPEND_ENTRIES, &message, timeout).await?;
-            append_result_from_pb(request.vote.leader_id.term, reply)
+            let result = append_result_from_pb(request.vote.leader_id.term, reply)?;
+            if matches!(result, AppendEntriesResponse::Success) {
+                self.network.promises.acknowledged(self.to, &request);
+            }
+            Ok(result)
         };
         result.await.map_err(|status| self.error(&status, RPCTypes::AppendEntries, timeout))
     }
@@ -377,7 +387,11 @@ impl RaftNetworkV2<TypeConfig> for Peer {
                 let decode = move |bytes: Bytes| {
                     let reply = pb::AppendEntriesReply::decode(bytes)
                         .map_err(|error| Status::internal(error.to_string()))?;
-                    stream_result_from_pb(term, reply)
+                    let result = stream_result_from_pb(term, reply)?;
+                    if let Ok(Some(id)) = &result {
+                        peer.network.promises.heard(to, Promise::log(term, Some(*id)));
+                    }
+                    Ok(result)
                 };
                 let reply = reply
                     .and_then(decode)
@@ -396,10 +410,13 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         request: VoteRequest<TypeConfig>,
         option: RPCOption,
     ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
-        let timeout = option.hard_ttl();
-        self.ask_vote(&method::VOTE, request, timeout)
-            .await
-            .map_err(|status| self.error(&status, RPCTypes::Vote, timeout))
+        let (timeout, term) = (option.hard_ttl(), request.vote.leader_id.term);
+        let reply = self.ask_vote(&method::VOTE, request, timeout).await;
+        let reply = reply.map_err(|status| self.error(&status, RPCTypes::Vote, timeout))?;
+        if reply.vote_granted {
+            self.network.promises.heard(self.to, Promise::vote(term));
+        }
+        Ok(reply)
     }
 
     async fn pre_vote(
@@ -420,10 +437,16 @@ impl RaftNetworkV2<TypeConfig> for Peer {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _option: RPCOption,
     ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
+        let installed = Promise::log(vote.leader_id.term, snapshot.meta.last_log_id);
         let send = self.send_snapshot(vote, snapshot);
         let (send, cancel) = (std::pin::pin!(send), std::pin::pin!(cancel));
         match futures_util::future::select(send, cancel).await {
-            futures_util::future::Either::Left((Ok(vote), _)) => Ok(SnapshotResponse::new(vote)),
+            futures_util::future::Either::Left((Ok(reply), _)) => {
+                if reply == vote {
+                    self.network.promises.heard(self.to, installed);
+                }
+                Ok(SnapshotResponse::new(reply))
+            }
             futures_util::future::Either::Left((Err(status), _)) => {
                 Err(StreamingError::Unreachable(Unreachable::new(&text(&status))))
             }

@@ -16,6 +16,7 @@ use super::{
     convert,
     edge::{self, Known, Sent},
     network::{append_result_to_pb, stream_result_to_pb},
+    promises::{Promise, Promises},
     state_machine::SnapshotFile,
 };
 use crate::{
@@ -37,6 +38,8 @@ pub struct RaftService {
     pub snapshots: SnapshotDirectory,
     /// When a leader last sent something.
     pub contact: Arc<LeaderContact>,
+    /// What the peers promised by their requests, and whether this server may answer them.
+    pub promises: Arc<Promises>,
     /// Becomes true when this server stops: streams end then, which the leader would keep open.
     pub stopping: watch::Receiver<bool>,
 }
@@ -61,6 +64,11 @@ impl RaftService {
                 ServerName(self.id)
             )));
         }
+        if !self.promises.may_take_part() {
+            return Err(Status::unavailable(
+                "this server asks the others first what it has acknowledged",
+            ));
+        }
         Ok(())
     }
 
@@ -74,17 +82,19 @@ impl RaftService {
         message: pb::AppendEntriesRequest,
     ) -> Result<AppendEntriesRequest<TypeConfig>, Status> {
         self.check(message.header.as_ref())?;
+        let from = message.header.as_ref().map_or(0, |header| header.from);
         let silence = Duration::from_millis(message.silence_ms);
         let append = convert::append_from_pb(message)?;
         self.known().check_append(&append)?;
-        self.hear(append.vote.leader_id.term, silence);
+        self.hear(from, append.vote.leader_id.term, silence);
         Ok(append)
     }
 
     /// A leader of an older term, which does not know that it leads no more, says nothing about now.
-    fn hear(&self, term: u64, silence: Duration) {
+    fn hear(&self, from: ServerId, term: u64, silence: Duration) {
         if term >= self.raft.metrics().borrow_watched().current_term {
             self.contact.heard(term, silence);
+            self.promises.heard(from, Promise::vote(term));
         }
     }
 
@@ -192,8 +202,14 @@ impl pb::raft_server::Raft for RaftService {
         &self,
         request: Request<pb::VoteRequest>,
     ) -> Result<Response<pb::VoteReply>, Status> {
-        let request = self.vote_request(request.get_ref())?;
+        let message = request.get_ref();
+        let (from, request) = (message.header.as_ref(), self.vote_request(message)?);
+        let term = request.vote.leader_id.term;
         let reply = self.raft.vote(request).await.map_err(failed)?;
+        // A candidate votes for itself first.
+        if let Some(header) = from.filter(|_| reply.vote_granted) {
+            self.promises.heard(header.from, Promise::vote(term));
+        }
         Ok(Response::new(vote_reply(&reply)))
     }
 

@@ -21,8 +21,14 @@ use fsm::Index;
 use proto::v1 as pb;
 use tonic::Status;
 
-use super::{identity::Cluster, members::Contact};
+use super::{
+    identity::Cluster,
+    lifecycle::Lifecycle,
+    members::Contact,
+    rollback::{self, Verdict},
+};
 use crate::{
+    disk::Disk,
     raft::{Member, Membership, Metrics, ServerId, StoredMembership, WatchReceiver},
     rpc::method,
     rt::{self, watch},
@@ -47,12 +53,14 @@ enum Found {
 pub(super) struct Newcomer {
     pub(super) contact: Arc<Contact>,
     pub(super) cluster: Arc<Cluster>,
-    pub(super) stop: watch::Receiver<bool>,
+    pub(super) lifecycle: Arc<Lifecycle>,
+    pub(super) disk: Arc<dyn Disk>,
 }
 
 /// Returns when this server is part of a cluster, or fails when it must not be.
 pub(super) async fn join_cluster(newcomer: Newcomer) -> anyhow::Result<()> {
-    let Newcomer { contact, cluster: own, mut stop } = newcomer;
+    let Newcomer { contact, cluster: own, lifecycle, .. } = &newcomer;
+    let mut stop = lifecycle.stopping();
     let mut said = String::new();
     loop {
         if contact.raft.is_initialized().await.unwrap_or(false) {
@@ -60,14 +68,36 @@ pub(super) async fn join_cluster(newcomer: Newcomer) -> anyhow::Result<()> {
                 own.get().is_some(),
                 "the log has entries but server.json names no cluster: restore server.json"
             );
-            if let Some(why) = belongs_elsewhere(&contact) {
+            if let Some(why) = belongs_elsewhere(contact) {
                 anyhow::bail!(why);
             }
-            if votes(&contact, contact.id) {
-                return refuse_foreign_peers(&contact, &own, stop).await;
+            if votes(contact, contact.id) {
+                let foreign = refuse_foreign_peers(contact, own, stop);
+                return futures_util::try_join!(foreign, take_part(&newcomer)).map(drop);
+            }
+            if ask_for_promises(&newcomer, &mut said).await? == Asked::Retired {
+                return Ok(());
             }
         }
-        match look_around(&contact, &own).await? {
+        let found = look_around(contact, own).await?;
+        match found {
+            // Nobody has a log: nobody has promised anything.
+            Found::AllEmpty(_) => contact.promises.take_part(&contact.raft),
+            Found::Member(_) | Found::Stranger { .. } => {
+                match ask_for_promises(&newcomer, &mut said).await? {
+                    Asked::TakesPart => {}
+                    Asked::Waits => {
+                        if rt::timeout(RETRY, rt::until_true(&mut stop)).await.is_ok() {
+                            return Ok(());
+                        }
+                        continue;
+                    }
+                    Asked::Retired => return Ok(()),
+                }
+            }
+            Found::Waiting(_) => {}
+        }
+        match found {
             Found::Member(cluster) => {
                 own.adopt(cluster)?;
                 tracing::info!(cluster = own.name(), "found my cluster");
@@ -75,7 +105,7 @@ pub(super) async fn join_cluster(newcomer: Newcomer) -> anyhow::Result<()> {
             }
             Found::Stranger { cluster, address } => {
                 own.adopt(cluster)?;
-                match ask_to_join(&contact, &address).await {
+                match ask_to_join(contact, &address).await {
                     Ok(()) => {
                         tracing::info!(cluster = own.name(), "joined the cluster");
                         return Ok(());
@@ -83,13 +113,66 @@ pub(super) async fn join_cluster(newcomer: Newcomer) -> anyhow::Result<()> {
                     Err(status) => say(&mut said, format!("cannot join yet: {}", status.message())),
                 }
             }
-            Found::AllEmpty(members) => initialise(&contact, &own, members).await?,
+            Found::AllEmpty(members) => initialise(contact, own, members).await?,
             Found::Waiting(why) => say(&mut said, why),
         }
         if rt::timeout(RETRY, rt::until_true(&mut stop)).await.is_ok() {
             return Ok(());
         }
     }
+}
+
+/// What became of asking the others what this server promised.
+#[derive(PartialEq, Eq)]
+enum Asked {
+    TakesPart,
+    Waits,
+    /// This server ends, and starts anew.
+    Retired,
+}
+
+/// Asks the others once what this server promised, unless it takes part already. Fails when it must not go on.
+async fn ask_for_promises(newcomer: &Newcomer, said: &mut String) -> anyhow::Result<Asked> {
+    let Newcomer { contact, cluster, lifecycle, disk } = newcomer;
+    if contact.promises.may_take_part() {
+        return Ok(Asked::TakesPart);
+    }
+    match rollback::ask(contact, cluster).await {
+        Verdict::CaughtUp => {
+            contact.promises.take_part(&contact.raft);
+            Ok(Asked::TakesPart)
+        }
+        Verdict::Waiting(missing) => {
+            let missing = missing.join(", ");
+            say(
+                said,
+                format!(
+                    "asking what this server has acknowledged; without a majority it takes no part: waiting for {missing}"
+                ),
+            );
+            Ok(Asked::Waits)
+        }
+        Verdict::Behind { witness, promised } => {
+            let why = rollback::retire(contact, &**disk, &witness, promised)?;
+            if !contact.settings.rejoin_after_rollback {
+                anyhow::bail!("{why}. {}", rollback::advice(&contact.settings.data_directory));
+            }
+            lifecycle.start_anew(why);
+            Ok(Asked::Retired)
+        }
+    }
+}
+
+/// Returns when this server takes part in Raft, or is not to.
+async fn take_part(newcomer: &Newcomer) -> anyhow::Result<()> {
+    let mut stop = newcomer.lifecycle.stopping();
+    let mut said = String::new();
+    while ask_for_promises(newcomer, &mut said).await? == Asked::Waits {
+        if rt::timeout(RETRY, rt::until_true(&mut stop)).await.is_ok() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Why the data directory is not for this server: the configuration in it has its number at another

@@ -38,8 +38,13 @@ use crate::{
     provider::Throttled,
     published::StateCell,
     raft::{
-        Raft, ServerId, WatchReceiver, contact::LeaderContact, log_store::LogStore,
-        network::Network, service::RaftService, stores::Stores,
+        Raft, ServerId, WatchReceiver,
+        contact::LeaderContact,
+        log_store::LogStore,
+        network::Network,
+        promises::{Promise, Promises},
+        service::RaftService,
+        stores::Stores,
     },
     rpc::transport::Transport,
     rt::{self, watch},
@@ -80,6 +85,8 @@ pub struct Settings {
     pub bootstrap_expect: Vec<String>,
     /// Servers of a running cluster to join.
     pub join: Vec<String>,
+    /// Whether a server whose data directory went back joins anew by itself.
+    pub rejoin_after_rollback: bool,
     pub timing: RaftTiming,
     /// Scheduling workers at the start.
     pub workers: usize,
@@ -142,6 +149,9 @@ pub struct Core {
     pub(crate) snapshots: SnapshotDirectory,
     raft_service: RaftService,
     hold_apply: watch::Sender<bool>,
+    disk: Arc<dyn Disk>,
+    /// How often an id of this data directory was retired.
+    pub(super) ids_retired: u64,
     /// Where machines of pools come from.
     pub(super) providers: Arc<Providers>,
     wal_thread: std::sync::Mutex<Option<WalThread>>,
@@ -152,9 +162,7 @@ impl Core {
     /// nothing until [`Self::join_cluster`] is done.
     pub async fn start(settings: Settings, parts: Parts) -> anyhow::Result<Arc<Self>> {
         let directory = settings.data_directory.clone();
-        parts.disk.create_dir_all(&directory)?;
-        super::digests::refuse_diverged(&*parts.disk, &directory)?;
-        super::removal::refuse_removed(&*parts.disk, &directory)?;
+        let ids_retired = check_directory(&*parts.disk, &settings)?;
         let identity = identity::load(&*parts.disk, &directory, &settings.rpc_address)?;
         let id = identity.server_id;
         let cluster = Cluster::of(&identity, Arc::clone(&parts.disk), directory.clone())?;
@@ -168,6 +176,8 @@ impl Core {
         let cell = Arc::clone(machine.cell());
         let clock = Clock::default();
         let heard = Arc::new(LeaderContact::new(clock));
+        let found = Promise::found(&wal, machine.current().0.head()).context("the vote")?;
+        let promises = Arc::new(Promises::new(found));
         let network = Network {
             id,
             cluster: cluster.shared(),
@@ -175,6 +185,7 @@ impl Core {
             disk: Arc::clone(&parts.disk),
             snapshot_piece_bytes: parts.snapshot_piece_bytes,
             contact: Arc::clone(&heard),
+            promises: Arc::clone(&promises),
         };
         let config = Arc::new(raft_config(&settings)?);
         let raft = Raft::new(id, config, network, LogStore::new(wal.clone()), machine)
@@ -187,11 +198,13 @@ impl Core {
             cluster: cluster.shared(),
             snapshots: snapshots.clone(),
             contact: Arc::clone(&heard),
+            promises: Arc::clone(&promises),
             stopping: lifecycle.stopping(),
         };
         let settings = Arc::new(settings);
         let providers = Arc::clone(&parts.providers);
-        let known = (heard, Arc::new(ServerTime::new(id, clock, Arc::clone(&cell))));
+        let time = Arc::new(ServerTime::new(id, clock, Arc::clone(&cell)));
+        let known = (heard, time, promises);
         let contact = Contact::new(Arc::clone(&settings), id, raft.clone(), parts.transport, known);
         let contact = Arc::new(contact);
         let leading = Arc::new(Leading::default());
@@ -231,6 +244,8 @@ impl Core {
             snapshots,
             raft_service,
             hold_apply,
+            disk: Arc::clone(&parts.disk),
+            ids_retired,
             providers: Arc::clone(&providers),
             wal_thread: std::sync::Mutex::new(wal_thread),
             settings,
@@ -310,7 +325,8 @@ impl Core {
 
     fn newcomer(&self) -> Newcomer {
         let (contact, cluster) = (Arc::clone(&self.contact), Arc::clone(&self.cluster));
-        Newcomer { contact, cluster, stop: self.stopping() }
+        let (lifecycle, disk) = (Arc::clone(&self.lifecycle), Arc::clone(&self.disk));
+        Newcomer { contact, cluster, lifecycle, disk }
     }
 
     /// Returns when this server is part of a cluster, or fails when it must not be.
@@ -336,6 +352,11 @@ impl Core {
     /// Holds the reason once the process has to end.
     pub fn failed(&self) -> watch::Receiver<Option<String>> {
         self.lifecycle.failed()
+    }
+
+    /// Whether this server, once it has failed, is to be started again at once.
+    pub fn starts_anew(&self) -> bool {
+        self.lifecycle.starts_anew()
     }
 
     /// Stops or resumes applying entries: a hook for tests of workers whose state lags.
@@ -448,6 +469,15 @@ struct Inlets {
     reads: super::read_rounds::Queue,
 }
 
+/// Refuses a data directory that no server may start from, and empties one whose id is retired. Returns how many ids were retired in it.
+fn check_directory(disk: &dyn Disk, settings: &Settings) -> anyhow::Result<u64> {
+    let directory = &settings.data_directory;
+    disk.create_dir_all(directory)?;
+    super::digests::refuse_diverged(disk, directory)?;
+    super::removal::refuse_removed(disk, directory)?;
+    super::rollback::settle(disk, directory, settings.rejoin_after_rollback)
+}
+
 fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
     let timing = settings.timing;
     let config = openraft::Config {
@@ -456,6 +486,8 @@ fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {
         election_timeout_min: timing.election_ms_min,
         election_timeout_max: timing.election_ms_max,
         enable_pre_vote: Some(true),
+        // Until the others have said what this server promised: `Promises::take_part`.
+        enable_elect: false,
         // A leader that restarts in its own term knows only the commit index that it happened to
         // have saved. Its read index could be older than what it acknowledged before. So it has to
         // be elected and commit an entry of the new term, like any other server.

@@ -22,7 +22,7 @@ use crate::{
         failure, senders,
     },
     published::StateCell,
-    raft::{ServerState, WatchReceiver},
+    raft::{ServerState, WatchReceiver, promises::Promise},
     rpc::{method, words},
     rt::{self, watch},
     server_name::ServerName,
@@ -268,6 +268,8 @@ impl PeerApi for Core {
                 listed: standing.is_listed,
                 replaced_by: standing.replaced_by.unwrap_or(0),
                 version: Build::own().shown(),
+                promised: self.contact.promises.of(request.from).map(Promise::to_pb),
+                kept: Some(Promise::kept(&self.raft).to_pb()),
             })
         }
         .boxed()

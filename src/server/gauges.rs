@@ -169,6 +169,8 @@ fn contact_gauges(core: &Core, put: &mut impl FnMut(&str, u64)) {
     let census = contact.census();
     put("raft.voters", census.voters as u64);
     put("raft.voters_alive", census.alive as u64);
+    put("raft.takes_part", core.contact.promises.may_take_part().into());
+    put("raft.ids_retired", core.ids_retired);
     put("raft.failures_tolerated", census.may_fail() as u64);
     let members = contact.member_infos();
     let peers = members.iter().filter(|member| member.id != core.id);

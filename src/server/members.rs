@@ -22,7 +22,11 @@ use super::{
 };
 use crate::{
     api::{ApiError, MemberInfo, Presence},
-    raft::{Member, Metrics, Raft, ServerId, ServerState, WatchReceiver, contact::LeaderContact},
+    raft::{
+        Member, Metrics, Raft, ServerId, ServerState, WatchReceiver,
+        contact::LeaderContact,
+        promises::{Promise, Promises},
+    },
     rpc::{
         method::{self, Method},
         transport::{Lane, Transport, call},
@@ -58,6 +62,8 @@ pub struct Contact {
     transport: Arc<dyn Transport>,
     leader: Arc<LeaderContact>,
     pub(super) time: Arc<ServerTime>,
+    /// What the others have promised, and whether this server takes part.
+    pub(super) promises: Arc<Promises>,
     /// Index of the newest members known of which this server is one.
     listed_at: Mutex<Option<Index>>,
     /// What each peer last answered to a probe.
@@ -74,7 +80,7 @@ impl Contact {
         id: ServerId,
         raft: Raft,
         transport: Arc<dyn Transport>,
-        (leader, time): (Arc<LeaderContact>, Arc<ServerTime>),
+        (leader, time, promises): (Arc<LeaderContact>, Arc<ServerTime>, Arc<Promises>),
     ) -> Self {
         let (heard, listed_at) = (Mutex::default(), Mutex::default());
         let disk_full = watch::channel(None).0;
@@ -85,6 +91,7 @@ impl Contact {
             transport,
             leader,
             time,
+            promises,
             listed_at,
             heard,
             free_bytes: AtomicU64::new(0),
@@ -419,15 +426,20 @@ impl Contact {
         if let Some(time) = reply.time.filter(|_| reply.node_id == id) {
             self.time.hear(id, begun, &time);
         }
+        let kept = reply.kept.filter(|_| reply.node_id == id).and_then(Promise::from_pb);
+        if let Some(kept) = kept {
+            self.promises.heard(id, kept);
+        }
         let boot = BootId::try_from(&*reply.boot_id).ok();
         let (at, by) = (rt::Instant::now(), reply.node_id);
         let heard = Heard { at, by, disk_full: reply.disk_full, version: reply.version, boot };
         self.answers().insert(id, heard);
     }
 
-    /// Forgets what was answered at the addresses of servers that are no members any more.
+    /// Forgets what was heard of servers, and answered at their addresses, that are no members any more.
     pub(super) fn forget_all_but(&self, members: &BTreeSet<ServerId>) {
         self.answers().retain(|id, _| members.contains(id));
+        self.promises.forget_all_but(|id| members.contains(id));
     }
 
     /// The boot of a server's host, which a peer that is silent now may have said before.

@@ -24,6 +24,7 @@ mod read_rounds;
 mod removal;
 pub mod reports;
 mod requirements;
+mod rollback;
 mod said;
 mod server_time;
 mod services;

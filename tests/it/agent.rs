@@ -239,9 +239,19 @@ impl Cluster {
             .await
     }
 
+    /// How often the agent has said that it is ready.
+    pub(crate) fn times_ready(&self) -> u32 {
+        self.server.known.lock().unwrap().ready
+    }
+
     pub(crate) fn allocation_directory(&self, id: u8) -> PathBuf {
         let id = quorate_id(id);
         self.directory.path().join("agent/allocs").join(id)
+    }
+
+    /// The agent's own folder of an allocation.
+    pub(crate) fn own_directory(&self, id: u8) -> PathBuf {
+        self.directory.path().join("agent/runs").join(quorate_id(id))
     }
 }
 
@@ -250,8 +260,8 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.serving.abort();
         let below = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
-        let runs = below(self.directory.path().join("agent/allocs"))
-            .flat_map(|allocation| below(allocation.path().join(".run")))
+        let runs = below(self.directory.path().join("agent/runs"))
+            .flat_map(|allocation| below(allocation.path().join("tasks")))
             .flat_map(|task| below(task.path()));
         for run in runs {
             super::executor::kill(&run.path());
@@ -348,7 +358,7 @@ async fn an_exit_while_the_agent_is_dead_is_reported_by_the_next() {
     cluster.until_status(1, "running").await;
     drop(agent);
     std::fs::write(cluster.allocation_directory(1).join("go"), "").unwrap();
-    let exit = cluster.allocation_directory(1).join(".run/main/1/exit.json");
+    let exit = cluster.own_directory(1).join("tasks/main/1/exit.json");
     cluster.until("the exit status", |_| exit.exists().then_some(())).await;
     let agent = cluster.agent().await;
     assert_eq!(agent.node_id(), node_id);
@@ -395,7 +405,7 @@ async fn tasks_that_end_with_the_agent_start_again_with_the_next_once_they_may()
     cluster.want(vec![wanted.clone()]);
     cluster.until_status(1, "running").await;
     agent.stop().await;
-    let exit = cluster.allocation_directory(1).join(".run/main/1/exit.json");
+    let exit = cluster.own_directory(1).join("tasks/main/1/exit.json");
     assert!(exit.exists(), "the task should have ended with the agent");
     assert_eq!(name(&cluster.status(1).unwrap()), "running", "nothing was reported");
     wanted.task_starts_allowed = false;
@@ -575,7 +585,7 @@ async fn a_task_whose_executor_is_killed_ends_too_and_counts_as_failed() {
     cluster.until_status(1, "running").await;
     let pid = cluster.allocation_directory(1).join("pid");
     cluster.until("the task runs", |_| (lines(&pid) == 1).then_some(())).await;
-    let identity = cluster.allocation_directory(1).join(".run/main/1/executor.json");
+    let identity = cluster.own_directory(1).join("tasks/main/1/executor.json");
     let identity: serde_json::Value =
         serde_json::from_slice(&std::fs::read(identity).unwrap()).unwrap();
     let kill = std::process::Command::new("kill")
@@ -592,31 +602,6 @@ async fn a_task_whose_executor_is_killed_ends_too_and_counts_as_failed() {
     cluster
         .until("the task is gone", |_| (!super::executor::is_alive(task.trim())).then_some(()))
         .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_allocation_whose_state_was_lost_does_not_run_twice() {
-    let cluster = Cluster::start().await;
-    let agent = cluster.agent().await;
-    cluster.want(vec![allocation(
-        1,
-        "service",
-        vec![shell_task("main", "echo $$ > ../../pid; exec sleep 600")],
-    )]);
-    cluster.until_status(1, "running").await;
-    let directory = cluster.allocation_directory(1);
-    let pid = directory.parent().unwrap().parent().unwrap().join("pid");
-    let pid_there = directory.parent().unwrap().join("pid");
-    cluster.until("the task runs", |_| (lines(&pid_there) == 1).then_some(())).await;
-    let first = std::fs::read_to_string(&pid_there).unwrap();
-    drop(agent);
-    std::fs::write(directory.join("state.json"), "nonsense").unwrap();
-    std::fs::rename(&pid_there, &pid).unwrap();
-    let _agent = cluster.agent().await;
-    cluster.until("the task runs again", |_| (lines(&pid_there) == 1).then_some(())).await;
-    assert!(!super::executor::is_alive(first.trim()), "process {first} lives on");
-    cluster.want(Vec::new());
-    cluster.until("it is gone", |_| (!directory.exists()).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

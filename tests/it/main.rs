@@ -16,6 +16,7 @@ mod recompute;
 mod recovery;
 mod removal;
 mod reply_cutter;
+mod rollback;
 mod scheduling;
 mod shortages;
 mod signals;

@@ -172,7 +172,7 @@ async fn a_restart_on_a_full_disk_waits_for_space_and_fails_nothing() {
     once.tasks[0].restart = once.restart;
     cluster.want(vec![once]);
     cluster.until_status(1, "running").await;
-    let full = full_disk_at(&cluster.allocation_directory(1).join("state.json"));
+    let full = full_disk_at(&cluster.own_directory(1).join("state.json"));
     let beside = cluster.directory.path().join("agent/allocs");
     fs::write(beside.join("end"), "").unwrap();
     cluster
@@ -205,8 +205,8 @@ async fn a_task_that_a_full_disk_ends_is_reported_at_once() {
     let script = "while [ ! -e ../../end ]; do sleep 0.02; done; exit 3";
     cluster.want(vec![allocation(1, "batch", vec![shell_task("main", script)])]);
     cluster.until_status(1, "running").await;
-    let folder = cluster.allocation_directory(1);
-    full_disk_at(&folder.join(".run/main/1/exit.json"));
+    let folder = cluster.own_directory(1);
+    full_disk_at(&folder.join("tasks/main/1/exit.json"));
     full_disk_at(&folder.join("state.json"));
     let ended = Instant::now();
     fs::write(cluster.directory.path().join("agent/allocs/end"), "").unwrap();

@@ -79,6 +79,7 @@ pub(crate) const CHECKS: &[Check] = &[
     ("links", links),
     ("one-test-binary", one_test_binary),
     ("plants", plants),
+    ("one-way", one_way),
     ("arrows", arrows::check),
     ("bounds", bounds::check),
 ];
@@ -301,6 +302,37 @@ fn pure_code(repository: &Repository) -> Vec<String> {
 }
 
 /// Nothing half done without an issue: a mark for later carries its number, `TODO(#12)`.
+/// What may be called in some places only, and what else to do. Written in two parts, so that this file does not find itself.
+const ONE_WAY: [(&str, &[&str], &str); 2] = [
+    (
+        concat!("fs::remove_dir", "_all"),
+        &["src/disk.rs"],
+        "it crosses mounts and has no bound in depth: use `removal::remove_tree`",
+    ),
+    (
+        concat!(".log_or", "_file("),
+        &["src/cli/alloc/tail.rs", "src/cli/output.rs"],
+        "it prints what others have written as it is: use `line`, `json` or `document`",
+    ),
+];
+
+/// The rules of [`ONE_WAY`] in what is shipped. Files of tests are left alone.
+fn one_way(repository: &Repository) -> Vec<String> {
+    let mut findings = Vec::new();
+    let shipped = repository.with_ending("rs").filter(|(path, _)| path.starts_with("src/"));
+    for (path, text) in shipped.filter(|(path, _)| !is_test_file(path)) {
+        for (number, line) in text.lines().enumerate() {
+            let refused = ONE_WAY
+                .iter()
+                .filter(|(what, places, _)| line.contains(what) && !places.contains(&path));
+            for (what, _, instead) in refused {
+                findings.push(format!("{path}:{}: `{what}`: {instead}", number + 1));
+            }
+        }
+    }
+    findings
+}
+
 fn unfinished_work(repository: &Repository) -> Vec<String> {
     // Written in two parts, so that this file does not find itself.
     let refused = [

@@ -24,6 +24,7 @@ pub(crate) mod pairs;
 pub(crate) mod recovery;
 pub(crate) mod register;
 pub(crate) mod replicas;
+pub(crate) mod rollback;
 pub(crate) mod search;
 pub(crate) mod set_full;
 pub(crate) mod shares;
@@ -103,6 +104,8 @@ pub(crate) struct Results {
     pub(crate) recovery: recovery::Report,
     /// Are the servers replicas of one another? Not asked of other systems.
     pub(crate) replicas: Option<replicas::Report>,
+    /// Did servers whose data directory went back heal?
+    pub(crate) rollback: rollback::Report,
     /// How long writes stood still when the leader was lost, by fault class. Figures; `recovery` judges.
     pub(crate) outages: BTreeMap<&'static str, outage::Outages>,
     /// What went wrong in the harness itself; makes the run `unknown`.
@@ -162,9 +165,10 @@ pub(crate) fn check(evidence: &Evidence<'_>) -> Results {
     let recovery = recovery::check(history, evidence.nodes.len(), record.system);
     let replicas = (record.system == System::Quorate)
         .then(|| replicas::check(aftermath.replicas.as_ref(), evidence.nodes.len()));
+    let rollback = rollback::check(history);
     let parts = [workload.valid, stats.valid, crash.valid, coverage.valid, final_workload.valid];
     let alike = replicas.as_ref().map_or(Verdict::True, |report| report.valid);
-    let verdicts = parts.into_iter().chain([recovery.valid, alike, harness]);
+    let verdicts = parts.into_iter().chain([recovery.valid, alike, rollback.verdict(), harness]);
     let valid = verdicts.max().expect("the list is not empty");
     let outages = outage::measure(history, evidence.nodes.len());
     Results {
@@ -176,6 +180,7 @@ pub(crate) fn check(evidence: &Evidence<'_>) -> Results {
         final_workload,
         recovery,
         replicas,
+        rollback,
         outages,
         harness_failures,
     }

@@ -139,9 +139,9 @@ pub(super) fn spans(history: &[Op]) -> Vec<Span> {
             None => drop(asked.insert(class, op.time)),
             Some("skipped") => {
                 // Its server is killed before it is known that there is nothing to damage, or that something else keeps it down.
-                let from = asked
-                    .remove(&class)
-                    .filter(|_| matches!(class, FaultClass::Corrupt | FaultClass::Member));
+                let from = asked.remove(&class).filter(|_| {
+                    matches!(class, FaultClass::Corrupt | FaultClass::Member | FaultClass::Rollback)
+                });
                 spans.extend(from.map(|from| Span { class, from, to: op.time }));
             }
             Some(_) => {

@@ -159,6 +159,7 @@ fn leaves_one_part(class: FaultClass, details: &Value) -> bool {
         | FaultClass::SlowDisk
         | FaultClass::HangDisk
         | FaultClass::Corrupt
+        | FaultClass::Rollback
         | FaultClass::Power
         | FaultClass::Freeze
         | FaultClass::Clock => false,

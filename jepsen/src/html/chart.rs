@@ -50,6 +50,7 @@ fn band_colour(class: FaultClass) -> &'static str {
         FaultClass::HangDisk => "#A66A3F",
         FaultClass::Corrupt => "#8B3A62",
         FaultClass::Member => "#4F5D75",
+        FaultClass::Rollback => "#2F6F8F",
         FaultClass::Power => "#D4477A",
         FaultClass::Freeze => "#5A8FC2",
         FaultClass::Clock => "#6B7A3A",

@@ -76,7 +76,7 @@ impl Damage {
 }
 
 /// What became of a damaged server.
-enum Answer {
+pub(super) enum Answer {
     /// It runs.
     Runs,
     /// It ended; with the last it said, or the repair if there was one.
@@ -171,12 +171,12 @@ impl Turn<'_> {
     }
 
     /// Nobody starts a server that refused before its data is away. If its power was cut meanwhile, that ends first: until then its disk takes nothing.
-    fn hold_down(&self, server: usize) -> Result<()> {
+    pub(super) fn hold_down(&self, server: usize) -> Result<()> {
         let end = Instant::now() + START_TIMEOUT;
         loop {
             let mut cluster = self.cluster();
             if cluster.held(server).is_none() && !cluster.running().contains(&server) {
-                cluster.hold(server, Some(FaultClass::Corrupt));
+                cluster.hold(server, Some(self.class));
                 return Ok(());
             }
             drop(cluster);
@@ -186,7 +186,7 @@ impl Turn<'_> {
     }
 
     /// Waits until a started server answers or ends.
-    fn await_answer(&self, server: usize, logged: u64) -> Result<Answer> {
+    pub(super) fn await_answer(&self, server: usize, logged: u64) -> Result<Answer> {
         let endpoint = &self.nemesis.endpoints[server];
         let client = HttpClient::new(endpoint.http, STATUS_TIMEOUT);
         let end = Instant::now() + START_TIMEOUT;

@@ -19,7 +19,7 @@ use crate::client::{HttpClient, Reply};
 use crate::cluster::Effect;
 
 /// How long a server that was taken down may take to vote again.
-const VOTE_TIMEOUT: Duration = Duration::from_mins(2);
+pub(super) const VOTE_TIMEOUT: Duration = Duration::from_mins(2);
 pub(super) const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A server that was killed and stays down until its class lets go of it.
@@ -100,7 +100,7 @@ impl Turn<'_> {
     }
 
     /// The id under which a server votes.
-    fn voting_id(&self, server: usize) -> Option<String> {
+    pub(super) fn voting_id(&self, server: usize) -> Option<String> {
         self.voters()?.remove(&self.nemesis.endpoints[server].rpc.to_string())
     }
 

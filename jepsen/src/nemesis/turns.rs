@@ -84,7 +84,7 @@ impl Turns {
 
 /// Whether a server hit by this class may lose what it promised to keep: two such servers at a time are more than a majority of disks bears.
 fn loses_disks(class: FaultClass) -> bool {
-    matches!(class, FaultClass::Corrupt | FaultClass::Member)
+    matches!(class, FaultClass::Corrupt | FaultClass::Member | FaultClass::Rollback)
 }
 
 #[cfg(test)]

@@ -6,11 +6,11 @@ use std::{sync::Arc, time::Duration};
 use fsm::AllocationId;
 use serde::Deserialize;
 
-use super::{Recovered, Run, StartError, TaskContext};
+use super::{Recovered, Room, Run, StartError, TaskContext};
 use crate::{
     agent::{
         executor::Outcome,
-        task_runner::{ExitResult, Fault},
+        task_runner::{ExitResult, Fault, code_of_signal},
         time::wall_ms,
     },
     duration,
@@ -120,7 +120,7 @@ impl Script {
     /// How it ends by itself.
     pub(crate) fn natural_end(&self) -> ExitResult {
         let exit_code = match (self.exit_code, self.exit_signal) {
-            (0, signal) if signal != 0 => 128 + signal,
+            (0, signal) if signal != 0 => code_of_signal(signal),
             (code, _) => code,
         };
         ExitResult {
@@ -134,7 +134,8 @@ impl Script {
     /// How it ends by a kill, and how long that takes, ms.
     pub(crate) fn killed_end(&self, timeout_ms: u64) -> (u64, ExitResult) {
         let signal = if self.kill_after_ms > timeout_ms { 9 } else { 2 };
-        let exit = ExitResult { exit_code: 128 + signal, signal, ..ExitResult::default() };
+        let exit =
+            ExitResult { exit_code: code_of_signal(signal), signal, ..ExitResult::default() };
         (self.kill_after_ms.min(timeout_ms), exit)
     }
 }
@@ -163,7 +164,7 @@ pub(crate) struct MockRun {
 }
 
 pub(super) async fn start(context: &TaskContext) -> Result<MockRun, StartError> {
-    let script = Script::parse(&context.config_json())?;
+    let script = script(context)?;
     sleep(Duration::from_millis(script.start_block_for_ms)).await;
     if let Some(error) = script.start_failure() {
         return Err(error);
@@ -173,6 +174,16 @@ pub(super) async fn start(context: &TaskContext) -> Result<MockRun, StartError> 
         processes.begins(id, run.script.run_for_ms.map(Duration::from_millis));
     }
     Ok(run)
+}
+
+fn script(context: &TaskContext) -> Result<Script, StartError> {
+    let written = &context.task().config_json;
+    if !written.contains("${") {
+        return Script::parse(written);
+    }
+    let room = &mut Room::default();
+    let names = context.names(room)?;
+    Script::parse(&context.config_json(&names, room)?)
 }
 
 /// A pretended run goes on while the agent is away, like a real one. Without a table of processes it is there if it was seen to start.
@@ -186,7 +197,7 @@ pub(super) fn recover(
         None => (run_started_at_ms > 0).then_some(seen),
     };
     let Some(found) = found else { return Ok(Recovered::Never) };
-    let run = MockRun::new(context, Script::parse(&context.config_json())?, found.began_at_ms);
+    let run = MockRun::new(context, script(context)?, found.began_at_ms);
     if found.killed {
         run.kill(0);
     }
@@ -251,6 +262,15 @@ mod tests {
         assert_eq!(Script::parse(""), Ok(Script::default()));
         assert!(Script::parse(r#"{"run_fro":"2s"}"#).is_err());
         assert!(Script::parse(r#"{"run_for":"soon"}"#).is_err());
+    }
+
+    #[test]
+    fn a_signal_of_any_number_ends_a_run() {
+        for (signal, code) in [(9, 137), (i32::MAX, i32::MAX), (i32::MIN, 128 + i32::MIN)] {
+            let script = Script::parse(&json!({"exit_signal": signal}).to_string());
+            let end = script.map(|script| script.natural_end());
+            assert_eq!(end.map(|end| (end.signal, end.exit_code)), Ok((signal, code)));
+        }
     }
 
     #[test]

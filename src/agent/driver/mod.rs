@@ -4,16 +4,18 @@
 pub(crate) mod mock;
 pub(crate) mod raw_exec;
 
-use std::{borrow::Cow, sync::Arc};
-
-use fsm::AllocationId;
+use std::{borrow::Cow, collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use self::{
     mock::{MockRun, ProcessTable, RunId},
     raw_exec::RawExecRun,
 };
 use super::{
-    executor::Outcome, interpolate::Names, spec::TaskSpec, state::AllocationDirectory,
+    environment,
+    executor::Outcome,
+    interpolate::{Names, Room, TooLong},
+    spec::{AllocationSpec, TaskSpec},
+    state::AllocationDirectory,
     task_runner::Fault,
 };
 
@@ -71,10 +73,13 @@ impl Drivers {
 }
 
 /// Everything a driver needs for one run.
+#[derive(Clone)]
 pub(crate) struct TaskContext {
-    pub(crate) allocation: AllocationId,
-    pub(crate) task: TaskSpec,
-    pub(crate) names: Names,
+    pub(crate) spec: Arc<AllocationSpec>,
+    /// Its place among the tasks.
+    pub(crate) place: usize,
+    /// The node's properties.
+    pub(crate) node: Arc<BTreeMap<String, String>>,
     pub(crate) directory: AllocationDirectory,
     pub(crate) attempt: u32,
     pub(crate) executor_binary: Arc<std::path::Path>,
@@ -82,16 +87,37 @@ pub(crate) struct TaskContext {
 }
 
 impl TaskContext {
+    /// The task.
+    pub(crate) fn task(&self) -> &TaskSpec {
+        &self.spec.tasks[self.place]
+    }
+
+    /// Where the files of the run are.
+    pub(crate) fn run_directory(&self) -> PathBuf {
+        self.directory.run(&self.task().name, self.attempt)
+    }
+
+    /// What the task's texts may refer to.
+    fn names(&self, room: &mut Room) -> Result<Names, StartError> {
+        Ok(environment::names(&self.spec, self.task(), &self.directory, &self.node, room)?)
+    }
+
     /// The driver's configuration with its references replaced.
-    fn config_json(&self) -> Cow<'_, str> {
-        let written = self.task.config_json.as_str();
-        match serde_json::from_str(written) {
-            Ok(mut config) if written.contains("${") => {
-                self.names.expand_all(&mut config);
-                config.to_string().into()
-            }
-            Ok(_) | Err(_) => written.into(),
+    fn config_json(&self, names: &Names, room: &mut Room) -> Result<Cow<'_, str>, StartError> {
+        let written = self.task().config_json.as_str();
+        if written.contains("${")
+            && let Ok(mut config) = serde_json::from_str(written)
+        {
+            names.expand_all(&mut config, room)?;
+            return Ok(config.to_string().into());
         }
+        Ok(written.into())
+    }
+}
+
+impl From<TooLong> for StartError {
+    fn from(error: TooLong) -> Self {
+        Self::impossible(error.to_string())
     }
 }
 
@@ -141,7 +167,7 @@ pub(crate) async fn recover(
     context: &TaskContext,
     run_started_at_ms: u64,
 ) -> Result<Recovered, StartError> {
-    match Driver::parse(&context.task.driver).ok_or_else(|| not_offered(context))? {
+    match Driver::parse(&context.task().driver).ok_or_else(|| not_offered(context))? {
         Driver::RawExec => Ok(raw_exec::recover(context).await),
         Driver::Mock => mock::recover(context, run_started_at_ms),
     }
@@ -149,19 +175,19 @@ pub(crate) async fn recover(
 
 impl TaskContext {
     fn run_id(&self) -> RunId {
-        let task = self.task.name.clone();
-        RunId { allocation: self.allocation, task, attempt: self.attempt }
+        let task = self.task().name.clone();
+        RunId { allocation: self.spec.id, task, attempt: self.attempt }
     }
 }
 
 fn offered(context: &TaskContext) -> Result<Driver, StartError> {
-    Driver::parse(&context.task.driver)
+    Driver::parse(&context.task().driver)
         .filter(|driver| context.drivers.offered.contains(driver))
         .ok_or_else(|| not_offered(context))
 }
 
 fn not_offered(context: &TaskContext) -> StartError {
-    let driver = &context.task.driver;
+    let driver = &context.task().driver;
     let message = format!("driver `{driver}` is not offered by this node");
     StartError { fault: Fault::Node, ..StartError::impossible(message) }
 }

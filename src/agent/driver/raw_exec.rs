@@ -2,8 +2,20 @@
 
 use serde::Deserialize;
 
-use super::{Recovered, Run, StartError, TaskContext};
-use crate::agent::executor::{Outcome, RunSpec, client::Executor, process::parse_signal};
+use tokio::sync::Semaphore;
+
+use super::{Recovered, Room, Run, StartError, TaskContext};
+use crate::{
+    agent::{
+        executor::{Outcome, RunSpec, client::Executor, process::parse_signal},
+        task_runner::Fault,
+    },
+    rt::run_blocking,
+};
+
+/// Runs that are made ready at a time, in the whole process.
+const PREPARED_MAX: usize = 4;
+static PREPARED: Semaphore = Semaphore::const_new(PREPARED_MAX);
 
 /// Sent when the job names none (Nomad's default).
 const KILL_SIGNAL: &str = "SIGINT";
@@ -44,9 +56,26 @@ pub(crate) struct RawExecRun {
 }
 
 pub(super) async fn start(context: &TaskContext) -> Result<RawExecRun, StartError> {
-    let spec = run_spec(context)?;
     let run = run(context);
-    judge(run.executor.launch(&context.executor_binary, &spec).await).map(|()| run)
+    prepare(context, &run).await?;
+    judge(run.executor.launch(&context.executor_binary).await).map(|()| run)
+}
+
+/// Writes down what is to be run. It is many times what the job says of the task, so that only a few are made at a time.
+async fn prepare(context: &TaskContext, run: &RawExecRun) -> Result<(), StartError> {
+    // Never closed, so there is always a turn in the end.
+    let turn = PREPARED.acquire().await;
+    let (context, executor) = (context.clone(), run.executor.clone());
+    let prepared = run_blocking(move || {
+        let spec = run_spec(&context)?;
+        executor.prepare(&spec).map_err(|error| {
+            let (message, fault) = (error.to_string(), Fault::of(&error));
+            StartError { message, recoverable: fault != Fault::Task, fault }
+        })
+    });
+    let prepared = prepared.await;
+    drop(turn);
+    prepared
 }
 
 fn judge(started: Result<(), Outcome>) -> Result<(), StartError> {
@@ -84,20 +113,23 @@ impl RawExecRun {
 }
 
 fn run(context: &TaskContext) -> RawExecRun {
-    let directory = context.directory.run(&context.task.name, context.attempt);
-    RawExecRun { executor: Executor::at(directory) }
+    RawExecRun { executor: Executor::at(context.run_directory()) }
 }
 
 fn run_spec(context: &TaskContext) -> Result<RunSpec, StartError> {
-    let task = &context.task;
-    let config: Config = serde_json::from_str(&context.config_json()).map_err(|error| {
-        StartError::impossible(format!("bad config of driver raw_exec: {error}"))
-    })?;
+    let task = context.task();
+    let room = &mut Room::default();
+    let names = context.names(room)?;
+    let config: Config =
+        serde_json::from_str(&context.config_json(&names, room)?).map_err(|error| {
+            StartError::impossible(format!("bad config of driver raw_exec: {error}"))
+        })?;
     if !task.kill_signal.is_empty() && parse_signal(&task.kill_signal).is_none() {
         return Err(StartError::impossible(format!("unknown kill_signal `{}`", task.kill_signal)));
     }
     let own = context.directory.task(&task.name);
-    let env = context.names.env.clone();
+    let user = names.expand(&task.user, room)?;
+    let env = names.env;
     for (key, value) in &env {
         if key.is_empty() || key.contains(['=', '\0']) || value.contains('\0') {
             return Err(StartError::impossible(format!("`{key}` cannot be in an environment")));
@@ -116,7 +148,7 @@ fn run_spec(context: &TaskContext) -> Result<RunSpec, StartError> {
         args,
         directory: config.work_dir.map_or_else(|| own.clone(), |path| own.join(path)),
         env,
-        user: context.names.expand(&task.user),
+        user,
         logs_directory: context.directory.logs(),
         log_name: task.name.clone(),
         log_files_max: task.log_files_max,
@@ -134,9 +166,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::agent::{
-        driver::Drivers, environment, spec::AllocationSpec, state::StateDirectory, testing,
-    };
+    use crate::agent::{driver::Drivers, spec::AllocationSpec, state::StateDirectory, testing};
 
     /// What is run for a task with this configuration and this variable of its own.
     fn run_spec_of(config_json: &str, (key, value): (&str, &str)) -> Result<RunSpec, StartError> {
@@ -146,11 +176,11 @@ mod tests {
         config_json.clone_into(&mut message.tasks[0].config_json);
         message.tasks[0].env.insert(key.to_owned(), value.to_owned());
         let spec = AllocationSpec::parse(message).unwrap();
-        let (task, directory) = (spec.tasks[0].clone(), state.allocation(spec.id));
+        let directory = state.allocation(spec.id);
         run_spec(&TaskContext {
-            allocation: spec.id,
-            names: environment::names(&spec, &task, &directory, &Arc::default()),
-            task,
+            spec: Arc::new(spec),
+            place: 0,
+            node: Arc::default(),
             directory,
             attempt: 1,
             executor_binary: Path::new("no executor is needed").into(),
@@ -168,6 +198,15 @@ mod tests {
         assert_eq!(args(r#""-port",8080,-1,0.5,true,"${A}""#), Ok(expected.to_vec()));
         let refused = args("[8080]").unwrap_err();
         assert!(!refused.recoverable && refused.message.contains("must be a text"), "{refused:?}");
+    }
+
+    /// The references of a small job come to 4 GB.
+    #[test]
+    fn what_becomes_too_long_is_refused_before_anything_is_made_of_it() {
+        let (own, many) = ("v".repeat(4 << 10), "${LONG}".repeat(1 << 10));
+        let config = json!({"command": "x", "args": vec![many; 1 << 10]}).to_string();
+        let refused = run_spec_of(&config, ("LONG", &own)).unwrap_err();
+        assert!(!refused.recoverable && refused.message.contains("4194304 bytes"), "{refused:?}");
     }
 
     /// What a server takes at registration is what is read here.
@@ -239,7 +278,7 @@ mod tests {
         }
         task.config_json = config.to_string();
         let spec = AllocationSpec::parse(message).unwrap();
-        let (task, directory) = (spec.tasks[0].clone(), state.allocation(spec.id));
+        let directory = state.allocation(spec.id);
         let node = [
             ("node.class", "small"),
             ("node.unique.name", "n1"),
@@ -248,9 +287,9 @@ mod tests {
             ("meta.rack", "r1"),
         ];
         let run = run_spec(&TaskContext {
-            allocation: spec.id,
-            names: environment::names(&spec, &task, &directory, &Arc::new(node.map(pair).into())),
-            task,
+            spec: Arc::new(spec),
+            place: 0,
+            node: Arc::new(node.map(pair).into()),
             directory,
             attempt: 1,
             executor_binary: Path::new("no executor is needed").into(),

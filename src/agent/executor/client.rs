@@ -20,12 +20,14 @@ use super::{
     claim,
     control::{Request, Response},
     process::{KILL_PAUSE, KILL_ROUNDS_MAX, Marker, parse_signal},
+    survivors::find_executor,
 };
 use crate::{
     agent::{
         beneath::{Folder, read_tail},
         files,
         task_runner::{ExitResult, Fault},
+        time::later,
     },
     rt::run_blocking,
 };
@@ -34,6 +36,8 @@ use crate::{
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two looks at an executor that does not answer.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
+/// Looks at an executor that has written down the end of its run, until it is gone.
+const SETTLE_LOOKS_MAX: u32 = 10;
 /// Between two tries to find out who has a run's claim.
 const CLAIM_PAUSE: Duration = Duration::from_secs(1);
 /// How long an executor may take to answer when its task is to end: within the 5 s after the kill timeout.
@@ -57,15 +61,14 @@ impl Executor {
         Self { directory, known: Arc::default() }
     }
 
-    /// Starts a run and returns when the task runs, or says why it does not and never will.
-    pub(crate) async fn launch(&self, binary: &Path, spec: &RunSpec) -> Result<(), Outcome> {
-        let (directory, spec) = (self.directory.clone(), spec.clone());
-        run_blocking(move || {
-            files::create_directory(&directory)?;
-            files::write_json(&directory.join(SPEC_FILE), &spec)
-        })
-        .await
-        .map_err(|error| start_failed(error.to_string(), Fault::of(&error)))?;
+    /// Writes down what is to be run. Blocks.
+    pub(crate) fn prepare(&self, spec: &RunSpec) -> io::Result<()> {
+        files::create_directory(&self.directory)?;
+        files::write_json(&self.directory.join(SPEC_FILE), spec)
+    }
+
+    /// Starts a run that was prepared, and returns when the task runs, or says why it does not and never will.
+    pub(crate) async fn launch(&self, binary: &Path) -> Result<(), Outcome> {
         let mut command = std::process::Command::new(binary);
         command
             .args(["executor", "launch"])
@@ -110,11 +113,11 @@ impl Executor {
             // Also when it has already ended: the wait that follows says how.
             Ok(Ok(Response::Running { .. } | Response::Ended { .. })) => {
                 // Remembered as long as it can be read.
-                drop(self.identity());
+                drop(self.identity().await);
                 Ok(())
             }
             Ok(Ok(Response::Done | Response::Refused { .. }) | Err(_)) | Err(_) => {
-                match self.read_outcome() {
+                match self.outcome().await {
                     Some(outcome @ Outcome::StartFailed { .. }) => Err(outcome),
                     Some(Outcome::Exited { .. }) => Ok(()),
                     None => self.give_up().await,
@@ -125,9 +128,9 @@ impl Executor {
 
     /// Finds a run again after the agent was restarted. False: it never happened and never will.
     pub(crate) async fn recover(&self) -> bool {
-        let is_claimed = !self.take_claim().await;
-        drop(self.identity());
-        is_claimed
+        // One that lives has claimed it, whatever its files say.
+        drop(self.identity().await);
+        self.lives() || !self.take_claim().await
     }
 
     /// Gives up a start that nobody answers for, if it is not the executor's already.
@@ -173,13 +176,13 @@ impl Executor {
     /// Waits for the end. May be dropped and called again.
     pub(crate) async fn wait(&self) -> Outcome {
         loop {
-            if let Some(outcome) = self.read_outcome() {
+            if let Some(outcome) = self.outcome().await {
                 return outcome;
             }
-            if let Ok(Some(identity)) = self.identity()
+            if let Ok(Some(identity)) = self.identity().await
                 && identity.is_alive().is_ok_and(|alive| !alive)
             {
-                if let Some(outcome) = self.read_outcome() {
+                if let Some(outcome) = self.outcome().await {
                     return outcome;
                 }
                 self.kill_rest(identity).await;
@@ -203,7 +206,7 @@ impl Executor {
             let marker = marker.clone();
             let killed = run_blocking(move || -> io::Result<usize> {
                 let session = identity.kill_session()?;
-                Ok(session + marker.map_or(Ok(0), |marker| marker.kill())?)
+                Ok(session.saturating_add(marker.map_or(Ok(0), |marker| marker.kill())?))
             });
             if killed.await.is_ok_and(|killed| killed == 0) {
                 break;
@@ -216,7 +219,7 @@ impl Executor {
     /// socket, or stop it) is killed with its task after the timeout.
     pub(crate) async fn kill(&self, signal: &str, timeout_ms: u64) -> io::Result<()> {
         let request = Request::Kill { signal: signal.to_owned(), timeout_ms };
-        let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+        let deadline = later(Duration::from_millis(timeout_ms));
         let mut is_signaled = false;
         loop {
             let error = match timeout(KILL_ANSWER_TIMEOUT, self.ask(&request)).await {
@@ -224,7 +227,7 @@ impl Executor {
                 Ok(Err(error)) => error,
                 Err(late) => late.into(),
             };
-            let Some(identity) = self.identity()? else { return Err(error) };
+            let Some(identity) = self.identity().await? else { return Err(error) };
             if !identity.is_alive()? {
                 return Ok(());
             }
@@ -268,11 +271,13 @@ impl Executor {
         Ok(serde_json::from_slice(&line)?)
     }
 
-    fn identity(&self) -> io::Result<Option<ExecutorIdentity>> {
+    /// Who it is, as was said, as its file says, or as `/proc` does when the task has removed or spoiled that.
+    async fn identity(&self) -> io::Result<Option<ExecutorIdentity>> {
         if let Some(known) = self.known.get() {
             return Ok(Some(*known));
         }
-        let read = ExecutorIdentity::read(&self.directory)?;
+        let directory = self.directory.clone();
+        let read = run_blocking(move || find_executor(&directory)).await?;
         if let Some(read) = read {
             self.known.get_or_init(|| read);
         }
@@ -284,8 +289,16 @@ impl Executor {
         self.known.get().is_some_and(|known| known.is_alive().is_ok_and(|lives| lives))
     }
 
-    fn read_outcome(&self) -> Option<Outcome> {
-        files::read_json(&self.directory.join(EXIT_FILE)).ok().flatten()
+    /// How it ended, by the file that its executor leaves. While that one lives it is no end: the executor ends a moment after it has written it.
+    async fn outcome(&self) -> Option<Outcome> {
+        let outcome = files::read_json(&self.directory.join(EXIT_FILE)).ok().flatten()?;
+        for _ in 0..SETTLE_LOOKS_MAX {
+            if !self.lives() {
+                return Some(outcome);
+            }
+            sleep(LOOK_PAUSE).await;
+        }
+        None
     }
 
     fn lost(&self) -> Outcome {
@@ -372,7 +385,8 @@ mod tests {
     #[tokio::test]
     async fn an_executor_that_comes_after_its_launcher_failed_finds_the_claim_taken() {
         let (directory, _listener, executor) = launched();
-        let started = executor.launch(Path::new("/bin/false"), &spec(directory.path())).await;
+        executor.prepare(&spec(directory.path())).unwrap();
+        let started = executor.launch(Path::new("/bin/false")).await;
         assert!(has_failed(&started), "{started:?}");
         assert!(!claim(directory.path()).unwrap(), "the task would start");
     }
@@ -381,8 +395,8 @@ mod tests {
     async fn a_start_that_its_executor_has_claimed_is_not_given_up() {
         let (directory, listener, executor) = launched();
         assert!(claim(directory.path()).unwrap());
-        let spec = spec(directory.path());
-        let launch = executor.launch(Path::new("/bin/false"), &spec);
+        executor.prepare(&spec(directory.path())).unwrap();
+        let launch = executor.launch(Path::new("/bin/false"));
         let (started, ()) = tokio::join!(launch, keep_silent(&listener));
         assert_eq!(started, Ok(()));
     }

@@ -175,7 +175,7 @@ mod tests {
         let path = directory.path().join("logs");
         fs::create_dir(&path).unwrap();
         let mut log = RotatingLog::open(&path, "t.stdout", 2, 4).unwrap();
-        fs::remove_dir_all(&path).unwrap();
+        crate::removal::remove_tree(&path).unwrap();
         assert!(log.write(b"abcdefgh").is_err());
         assert!(RotatingLog::open(&path, "t.stdout", 2, 4).is_err_and(|error| is_spoiled(&error)));
     }

@@ -17,6 +17,7 @@ mod logs;
 mod probe;
 pub(crate) mod process;
 mod supervise;
+pub(crate) mod survivors;
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -139,7 +140,9 @@ fn launch(directory: &Path) -> io::Result<()> {
     let log: File = OpenOptions::new().create(true).append(true).mode(0o600).open(LOG_FILE)?;
     let executor = Command::new(own_binary()?)
         .arg0("quorate-executor")
-        .args(["executor", "run", "."])
+        .args(["executor", "run"])
+        // The executor is found by it when its files are gone.
+        .arg(std::env::current_dir()?)
         .stdin(Stdio::from(std::os::fd::OwnedFd::from(listener)))
         .stdout(log.try_clone()?)
         .stderr(log)

@@ -101,7 +101,7 @@ async fn head_of(output: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
     let mut head = Vec::new();
     let mut buffer = vec![0; OUTPUT_BYTES_MAX];
     while let Ok(read @ 1..) = output.read(&mut buffer).await {
-        let room = OUTPUT_BYTES_MAX - head.len();
+        let room = OUTPUT_BYTES_MAX.saturating_sub(head.len());
         head.extend_from_slice(&buffer[..read.min(room)]);
     }
     head

@@ -16,7 +16,10 @@ use rustix::{
 };
 
 use super::{EXECUTOR_FILE, ExecutorIdentity};
-use crate::agent::{files, state::read_boot_id};
+use crate::agent::{
+    files,
+    state::{ALLOCATIONS, read_boot_id},
+};
 
 /// Between two looks for processes that are being killed.
 pub(super) const KILL_PAUSE: Duration = Duration::from_millis(10);
@@ -25,6 +28,9 @@ pub(super) const KILL_ROUNDS_MAX: u32 = 500;
 
 /// The beginning of an environment that is looked at, bytes.
 const ENVIRONMENT_BYTES_MAX: u64 = 1 << 20;
+/// In a task's environment: its own folder, and that of its allocation.
+const TASK_VARIABLE: &[u8] = b"NOMAD_TASK_DIR=";
+pub(super) const ALLOCATION_VARIABLE: &[u8] = b"NOMAD_ALLOC_DIR=";
 
 /// One line of `/proc/<pid>/stat`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,11 +133,17 @@ impl ExecutorIdentity {
 pub(crate) struct Marker(Vec<u8>);
 
 impl Marker {
-    /// That of the run whose files are in `<allocation>/.run/<task>/<attempt>`.
+    /// That of the run whose files are in `<data>/runs/<allocation>/tasks/<task>/<attempt>`.
     pub(crate) fn of_run(directory: &Path) -> Option<Self> {
         let task = directory.parent()?;
-        let folder = task.parent()?.parent()?.join(task.file_name()?).join("local");
-        Some(Self([b"NOMAD_TASK_DIR=", folder.as_os_str().as_bytes()].concat()))
+        let allocation = task.parent()?.parent()?;
+        let allocations = allocation.parent()?.parent()?.join(ALLOCATIONS);
+        let own = allocations.join(allocation.file_name()?).join(task.file_name()?);
+        Some(Self::new(TASK_VARIABLE, &own.join("local")))
+    }
+
+    pub(super) fn new(variable: &[u8], folder: &Path) -> Self {
+        Self([variable, folder.as_os_str().as_bytes()].concat())
     }
 
     /// Kills whatever of the task still runs, in whatever session: for a task whose executor is gone, which could have told.
@@ -143,23 +155,25 @@ impl Marker {
     }
 
     fn is_on(&self, pid: i32) -> bool {
-        // What may not be looked at is somebody else's.
-        let Ok(file) = fs::File::open(format!("/proc/{pid}/environ")) else { return false };
-        let mut environment = Vec::new();
-        if file.take(ENVIRONMENT_BYTES_MAX).read_to_end(&mut environment).is_err() {
-            return false;
-        }
+        let Some(environment) = read_some(&format!("/proc/{pid}/environ")) else { return false };
         environment.split(|byte| *byte == 0).any(|line| line == self.0)
     }
 }
 
-/// Kills the executors, and all that they run, whose files are below an allocation's `.run` directory. For allocations whose state is
+/// The beginning of a file of `/proc`. What may not be looked at is somebody else's.
+pub(super) fn read_some(path: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(path).ok()?.take(ENVIRONMENT_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// Kills the executors, and all that they run, whose files are below an allocation's directory of runs. For allocations whose state is
 /// lost: nobody would ever end them.
 pub(crate) fn kill_leftovers(run_directory: &Path) -> io::Result<usize> {
-    let mut killed = 0;
+    let mut killed = 0_usize;
     for task in list(run_directory)? {
         for attempt in list(&task)? {
-            killed += kill_run(&attempt)?;
+            killed = killed.saturating_add(kill_run(&attempt)?);
         }
     }
     Ok(killed)
@@ -211,7 +225,7 @@ impl ExecutorIdentity {
         let sent = kill_all(&family, Signal::KILL);
         let others = self.kill_session();
         sent?;
-        Ok(family.len() + others?)
+        Ok(family.len().saturating_add(others?))
     }
 }
 

@@ -31,8 +31,8 @@ use crate::{
     agent::{
         beneath::is_spoiled,
         files,
-        task_runner::{ExitResult, Fault},
-        time::wall_ms,
+        task_runner::{ExitResult, Fault, code_of_signal},
+        time::{later, wall_ms},
     },
     open_files,
 };
@@ -65,7 +65,10 @@ pub(super) async fn supervise(spec: RunSpec) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
-    let (task, copies) = match start(&spec) {
+    let started = start(&spec);
+    // Its environment can be large, and the task may run for ever.
+    drop(spec);
+    let (task, copies) = match started {
         Ok(started) => started,
         Err(failure) => return end(&failure, Vec::new(), &mut commands).await,
     };
@@ -164,7 +167,7 @@ impl Supervisor {
             // SIGKILL follows in time all the same.
             super::complain(&error.into());
         }
-        let at = Instant::now() + Duration::from_millis(timeout_ms);
+        let at = later(Duration::from_millis(timeout_ms));
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
     }
 
@@ -182,7 +185,7 @@ impl Supervisor {
         {
             super::complain(&error);
         }
-        self.kill_at = Some(Instant::now() + FORCE_PAUSE);
+        self.kill_at = Some(later(FORCE_PAUSE));
     }
 
     fn result(&self, status: ExitStatus) -> ExitResult {
@@ -191,7 +194,7 @@ impl Supervisor {
             && !self.force_killed
             && self.kill_at.is_none()
             && process::oom_kills() > self.oom_kills_before;
-        let exit_code = status.code().unwrap_or(128 + signal);
+        let exit_code = status.code().unwrap_or_else(|| code_of_signal(signal));
         ExitResult { exit_code, signal, oom_killed, ..ExitResult::default() }
     }
 }

@@ -69,10 +69,8 @@ fn mode(metadata: &Metadata) -> String {
     if text.is_empty() {
         text.push('-');
     }
-    let bits = "rwxrwxrwx".chars().enumerate();
-    text.extend(
-        bits.map(|(place, letter)| if mode >> (8 - place) & 1 == 1 { letter } else { '-' }),
-    );
+    let bits = "rwxrwxrwx".chars().zip((0..9).rev());
+    text.extend(bits.map(|(letter, bit)| if mode & 1 << bit == 0 { '-' } else { letter }));
     text
 }
 

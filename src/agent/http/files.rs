@@ -265,8 +265,7 @@ pub(super) fn resolve(root: &Path, asked: &str) -> Result<Found, HttpError> {
 fn is_hidden(root: &Path, path: &Path) -> bool {
     let Ok(inside) = path.strip_prefix(root) else { return true };
     let parts: Vec<_> = inside.components().map(Component::as_os_str).collect();
-    parts.first().is_some_and(|first| *first == ".run" || *first == "state.json")
-        || parts.get(1).is_some_and(|second| *second == "secrets")
+    parts.get(1).is_some_and(|second| *second == "secrets")
 }
 
 #[cfg(test)]
@@ -283,16 +282,14 @@ mod tests {
     fn nothing_outside_and_no_secret_is_shown() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().join("a");
-        for path in ["alloc/logs", "task/secrets", "task/local", ".run"] {
+        for path in ["alloc/logs", "task/secrets", "task/local"] {
             fs::create_dir_all(root.join(path)).unwrap();
         }
         fs::write(directory.path().join("outside"), "x").unwrap();
         fs::write(root.join("task/secrets/key"), "x").unwrap();
         fs::write(root.join("task/local/data"), "x").unwrap();
         symlink("../../../outside", root.join("task/local/link")).unwrap();
-        for bad in
-            ["../outside", "task/secrets/key", "task/secrets", ".run", "task/local/link", "no"]
-        {
+        for bad in ["../outside", "task/secrets/key", "task/secrets", "task/local/link", "no"] {
             assert!(resolve(&root, bad).is_err(), "{bad}");
         }
         for good in ["", "/", "task/local/data", "/task/local", "alloc/../task/local"] {

@@ -87,7 +87,7 @@ pub(super) async fn pass_on(own: &Own, mut request: Request) -> Response {
     let closing = request.extensions().get::<Closing>().cloned();
     let mut last = "No known servers".to_owned();
     for _ in 0..servers.len() {
-        let position = own.server.load(Ordering::Relaxed) % servers.len();
+        let position = own.server.load(Ordering::Relaxed).checked_rem(servers.len()).unwrap_or(0);
         let address = &servers[position];
         match connect(address, closing.clone()).await {
             Ok(link) => {

@@ -224,7 +224,7 @@ impl Source {
             if left < *size {
                 return Ok(Position { index: *index, offset: left });
             }
-            left -= size;
+            left = left.saturating_sub(*size);
         }
         Ok(sizes.last().map_or(Position { index: 0, offset: 0 }, |(index, size)| Position {
             index: *index,
@@ -308,7 +308,7 @@ struct Reader {
 
 impl Reader {
     async fn copy(self, mut at: Position) {
-        let mut quiet = 0;
+        let mut quiet = 0_u32;
         // Told with the data that follows it.
         let mut truncated = None;
         // A log goes on in another file, so that its deletion is told once.
@@ -340,8 +340,8 @@ impl Reader {
                     }
                 }
                 Ok(Look::Happened(Event::Deleted) | Look::Nothing) => {
-                    quiet += 1;
-                    if quiet % QUIET_LOOKS_MAX == 0 && !self.plain {
+                    quiet = quiet.wrapping_add(1);
+                    if quiet.is_multiple_of(QUIET_LOOKS_MAX) && !self.plain {
                         let sign_of_life = Ok(Bytes::from_static(b"{}"));
                         if self.chunks.send(sign_of_life).await.is_err() {
                             return;

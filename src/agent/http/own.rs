@@ -40,7 +40,7 @@ pub(crate) struct Own {
 impl Own {
     /// The next one of so many servers is asked from now on.
     pub(super) fn move_on(&self, from: usize, count: usize) {
-        let next = (from + 1) % count.max(1);
+        let next = from.saturating_add(1).checked_rem(count).unwrap_or(0);
         let moved = self.server.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
         if moved.is_ok() {
             tracing::debug!(from, to = next, "requests are passed on to another server");

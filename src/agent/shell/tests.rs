@@ -47,7 +47,7 @@ fn shell_of(message: proto::v1::Allocation) -> (Shell, tempfile::TempDir) {
     runner.started(&spec.policy, 0, now, &mut Vec::new());
     let (_, wishes) = watch::channel(Wish::default());
     let (_, orders) = mpsc::channel(1);
-    let (shell, _) = Shell::new(shared, spec, runner, (wishes, orders));
+    let (shell, _) = Shell::new(shared, Arc::new(spec), runner, (wishes, orders));
     (shell, root)
 }
 
@@ -176,8 +176,9 @@ async fn what_cannot_be_found_again_is_killed_before_its_end_is_told() {
 #[tokio::test]
 async fn an_agent_that_dies_while_it_ends_its_tasks_leaves_none_and_counts_no_failure() {
     let (mut shell, _root) = left_behind("mock");
-    r#"{"kill_after":"5s"}"#.clone_into(&mut shell.spec.tasks[0].config_json);
-    shell.spec.policy.tasks[0].kill_timeout_ms = 5000;
+    let spec = Arc::make_mut(&mut shell.spec);
+    r#"{"kill_after":"5s"}"#.clone_into(&mut spec.tasks[0].config_json);
+    spec.policy.tasks[0].kill_timeout_ms = 5000;
     begin(&mut shell).await;
     shell.store(false).await.unwrap();
     let (mut executor, shared) = (executor_of(&shell), Arc::clone(&shell.shared));
@@ -195,7 +196,7 @@ async fn an_agent_that_dies_while_it_ends_its_tasks_leaves_none_and_counts_no_fa
     let (_, wishes) = watch::channel(Wish::default());
     let (_, orders) = mpsc::channel(1);
     let mut spec = stored.spec;
-    "a driver of a newer version".clone_into(&mut spec.tasks[0].driver);
+    "a driver of a newer version".clone_into(&mut Arc::make_mut(&mut spec).tasks[0].driver);
     let (mut next, _) = Shell::new(shared, spec, stored.runner, (wishes, orders));
     next.begin(Origin::Stored { suspended: stored.suspended, booted: false }).await;
     assert_eq!(executor.wait().unwrap().signal(), Some(9));
@@ -224,7 +225,7 @@ async fn a_task_that_is_only_to_be_started_does_not_keep_the_others_from_being_e
     begin(&mut shell).await;
     let mut message = testing::message([7; 16], "job", &["a", "b"]);
     message.tasks[0].driver = "raw_exec".to_owned();
-    shell.spec = AllocationSpec::parse(message).unwrap();
+    shell.spec = Arc::new(AllocationSpec::parse(message).unwrap());
     let now = shell.shared.clock.now();
     shell.runner = AllocationRunner::new(&shell.spec.policy, [7; 16], 0, now);
     shell.runner.start(now, &mut Vec::new());

@@ -109,7 +109,7 @@ fn files() -> Option<Found> {
         Err(_) => return None,
     };
     let free = limit.saturating_sub(used);
-    Some(Found { kind: Kind::Files, free, least, enough: least + least / 2 })
+    Some(Found { kind: Kind::Files, free, least, enough: least.saturating_add(least / 2) })
 }
 
 /// Tries to start so many: what limits them (user, unit, container, kernel, memory) is not asked for.
@@ -118,14 +118,14 @@ fn threads(is_short: bool) -> Found {
     let gate = RwLock::new(());
     let free = thread::scope(|scope| {
         let closed = gate.write();
-        let mut started = 0;
+        let mut started = 0_u64;
         for _ in 0..wanted {
             let wait = || drop(gate.read());
             let builder = thread::Builder::new().stack_size(STACK_BYTES);
             if builder.spawn_scoped(scope, wait).is_err() {
                 break;
             }
-            started += 1;
+            started = started.saturating_add(1);
         }
         drop(closed);
         started

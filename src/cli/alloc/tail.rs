@@ -82,7 +82,7 @@ impl RemoteText<'_> {
             (None, Some(lines)) => {
                 let (from_end, bytes) = self.bytes_of_last(lines)?;
                 let start = bytes.len() - usize::try_from(from_end).expect("at most the length");
-                self.context.output.bytes(&bytes[start..])?;
+                self.context.output.log_or_file(&bytes[start..])?;
                 return Ok(Exit::Success);
             }
             (None, None) => Place::Start,
@@ -94,7 +94,7 @@ impl RemoteText<'_> {
             if length == 0 {
                 return Ok(Exit::Success);
             }
-            self.context.output.bytes(&chunk[..length])?;
+            self.context.output.log_or_file(&chunk[..length])?;
         }
     }
 

@@ -3,14 +3,8 @@
 
 use serde_json::Value;
 
-use crate::cli::table::escaped;
+use crate::cli::table::{GREEN, RED, RESET, YELLOW, escaped};
 use crate::cli::view::{Fields, texts};
-
-/// Colours of a terminal.
-const RESET: &str = "\u{1b}[0m";
-const GREEN: &str = "\u{1b}[32m";
-const RED: &str = "\u{1b}[31m";
-const YELLOW: &str = "\u{1b}[33m";
 
 /// How a diff is written.
 #[derive(Debug, Clone, Copy)]

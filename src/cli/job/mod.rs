@@ -414,7 +414,7 @@ fn source(
     if answer.text("Format") == "json" {
         bail!("job \"{id}\" was registered from JSON: leave -hcl out");
     }
-    context.output.bytes(answer.text("Source").as_bytes())?;
+    context.output.document(answer.text("Source").as_bytes())?;
     Ok(Exit::Success)
 }
 

@@ -33,7 +33,7 @@ const LOGS_DEFAULT: (u32, u32) = (10, 10);
 pub(super) const CONFIG_DEPTH_MAX: usize = 64;
 
 /// Directories of every allocation, beside which those of its tasks stand. An agent refuses them, so no task of that name would run.
-const NAMES_RESERVED: [&str; 2] = ["alloc", ".run"];
+const NAMES_RESERVED: [&str; 1] = ["alloc"];
 /// Longest name of a task, bytes: that of a directory.
 const TASK_NAME_BYTES_MAX: usize = 255;
 

@@ -7,8 +7,13 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _
 
 use crate::rt::Instant;
 
-/// Longest line of the protocol, bytes without its end.
-pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
+/// Longest line of a call, bytes without its end.
+pub(super) const CALL_BYTES_MAX: usize = 1 << 20;
+/// Longest line of a program, bytes without its end: a list of as many machines as a pool may have.
+pub(super) const LINE_BYTES_MAX: usize = 32 << 20;
+/// What one machine of a list may take: id and address of 256 bytes each, and tags.
+const MACHINE_BYTES: usize = 3 << 10;
+const _: () = assert!(fsm::limits::INSTANCES_MAX as usize * MACHINE_BYTES <= LINE_BYTES_MAX);
 /// How much of a line on standard error is logged, bytes.
 const LOG_LINE_BYTES_MAX: usize = 1 << 10;
 /// Lines of standard error that are logged in a second.
@@ -20,18 +25,22 @@ const LOG_PERIOD: Duration = Duration::from_secs(1);
 pub(super) enum NoLine {
     /// Standard output was closed.
     End,
-    TooLong,
+    /// It has more bytes than this.
+    TooLong(usize),
     Failed(std::io::Error),
 }
 
 /// The next line, without its end. An unfinished one at the end is no line.
-pub(super) async fn next(reader: &mut (impl AsyncBufRead + Unpin)) -> Result<Vec<u8>, NoLine> {
+pub(super) async fn next(
+    reader: &mut (impl AsyncBufRead + Unpin),
+    bytes_max: usize,
+) -> Result<Vec<u8>, NoLine> {
     let mut line = Vec::new();
-    let limit = u64::try_from(LINE_BYTES_MAX + 1).expect("a few bytes more than 1 MiB");
+    let limit = u64::try_from(bytes_max + 1).expect("a few bytes more than 32 MiB");
     reader.take(limit).read_until(b'\n', &mut line).await.map_err(NoLine::Failed)?;
     match line.pop() {
         Some(b'\n') => Ok(line),
-        Some(_) if line.len() == LINE_BYTES_MAX => Err(NoLine::TooLong),
+        Some(_) if line.len() == bytes_max => Err(NoLine::TooLong(bytes_max)),
         Some(_) | None => Err(NoLine::End),
     }
 }

@@ -24,7 +24,7 @@ use tokio::{
 
 use super::{
     child::OwnChild,
-    lines::{self, LINE_BYTES_MAX, NoLine},
+    lines::{self, CALL_BYTES_MAX, LINE_BYTES_MAX, NoLine},
     wire,
 };
 use crate::{
@@ -159,8 +159,8 @@ impl Program {
         let _forgets = Forgets { shared: &self.shared, id };
         let time_left = context.time_left.saturating_sub(began.elapsed());
         let line = wire::request(id, operation, &Context { time_left, ..context.clone() });
-        if line.len() > LINE_BYTES_MAX {
-            let text = format!("the request has more than {LINE_BYTES_MAX} bytes");
+        if line.len() > CALL_BYTES_MAX {
+            let text = format!("the request has more than {CALL_BYTES_MAX} bytes");
             return Err(ProviderError::new(ErrorClass::Fatal, &text));
         }
         // Whatever keeps the line from being sent ends the program, and so the wait for the reply.
@@ -285,7 +285,8 @@ async fn keep(
 /// Reads until the program's end or its first fault, and says which.
 async fn read(stdout: ChildStdout, shared: &Shared) -> (EndKind, String) {
     let mut reader = BufReader::new(stdout);
-    let Ok(first) = rt::timeout(HELLO_TIME_MAX, lines::next(&mut reader)).await else {
+    let Ok(first) = rt::timeout(HELLO_TIME_MAX, lines::next(&mut reader, CALL_BYTES_MAX)).await
+    else {
         let text = format!("it said no hello within {} s", HELLO_TIME_MAX.as_secs());
         return (EndKind::Hello, text);
     };
@@ -297,7 +298,7 @@ async fn read(stdout: ChildStdout, shared: &Shared) -> (EndKind, String) {
         Err(end) => return end,
     };
     loop {
-        let line = match lines::next(&mut reader).await {
+        let line = match lines::next(&mut reader, LINE_BYTES_MAX).await {
             Ok(line) => line,
             Err(none) => return no_line(none),
         };
@@ -311,10 +312,8 @@ async fn read(stdout: ChildStdout, shared: &Shared) -> (EndKind, String) {
 fn no_line(none: NoLine) -> (EndKind, String) {
     match none {
         NoLine::End => (EndKind::Exit, String::new()),
-        NoLine::TooLong => {
-            let text =
-                format!("a line on its standard output has more than {LINE_BYTES_MAX} bytes");
-            (EndKind::Line, text)
+        NoLine::TooLong(max) => {
+            (EndKind::Line, format!("a line on its standard output has more than {max} bytes"))
         }
         NoLine::Failed(error) => (EndKind::Exit, format!("its standard output: {error}")),
     }

@@ -92,6 +92,47 @@ async fn replies_come_in_any_order() {
     assert_eq!(described, Ok(Answer::Described(description)));
 }
 
+/// As many machines as a pool may have, each with all that Quorate gives it and long names of its own.
+#[tokio::test]
+async fn a_list_of_a_whole_pool_is_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    let count = usize::try_from(fsm::limits::INSTANCES_MAX).unwrap();
+    let machine = |number: usize| {
+        let long = |of: &str| format!("{number:05}{}", of.repeat(251));
+        let mut tags = serde_json::json!({ "quorate-cluster": "c1" });
+        for tag in ["quorate-instance", "quorate-pool", "quorate-type", "owner", "cost-centre"] {
+            tags[tag] = "t".repeat(256).into();
+        }
+        serde_json::json!({ "provider_id": long("i"), "address": long("a"), "tags": tags })
+    };
+    let machines: Vec<_> = (0..count).map(machine).collect();
+    let list = serde_json::json!({ "id": 1, "result": { "scope": "s", "machines": machines } });
+    let file = directory.path().join("list");
+    fs::write(&file, format!("{list}\n")).unwrap();
+    let provider = polite(&format!("next; cat {}; next", file.display()));
+    let Ok(Answer::Listed(listing)) = provider.call(Operation::List, context()).await else {
+        panic!("no list")
+    };
+    assert_eq!(listing.machines.len(), count);
+}
+
+/// What is not asked for is not held, and a list of nothing but tags ends before it is large.
+#[tokio::test]
+async fn a_list_of_odd_things_is_refused_and_what_is_odd_beside_it_passed_over() {
+    let odd = r#"awk 'BEGIN { for (i = 0; i < 1000000; i++) printf ",{\"\":%d}", i }'"#;
+    let tags = r#"awk 'BEGIN { for (i = 0; i < 1000000; i++) printf "\"%d\":\"\",", i }'"#;
+    let provider = polite(&format!(
+        r#"next; printf '{{"id":%s,"odd":[1' $id; {odd}
+           printf '],"result":{{"scope":"s","machines":[],"odd":1}}}}\n'
+           next; printf '{{"id":%s,"result":{{"scope":"s","machines":[{{"provider_id":"i","tags":{{' $id; {tags}
+           printf '"z":""}}}}]}}}}\n'; next"#
+    ));
+    let listed = provider.call(Operation::List, context()).await;
+    assert!(matches!(listed, Ok(Answer::Listed(_))), "{listed:?}");
+    let error = failure(&provider, Operation::List).await;
+    assert!(error.detail.contains("at most 64 tags"), "{error}");
+}
+
 #[tokio::test]
 async fn a_killed_program_is_started_again() {
     let provider = polite(
@@ -112,7 +153,7 @@ async fn a_killed_program_is_started_again() {
 #[tokio::test]
 async fn what_is_no_line_of_the_protocol_ends_the_program() {
     let wrong = [
-        ("head -c 1048577 /dev/zero | tr '\\0' x", "has more than 1048576 bytes"),
+        ("head -c 33554433 /dev/zero | tr '\\0' x", "has more than 33554432 bytes"),
         ("echo 'making it…'", "is not a JSON object: `making it…`"),
         ("echo '[1]'", "is not a JSON object: `[1]`"),
         ("echo '{\"result\":{}}'", "has no id of a call: `{\"result\":{}}`"),

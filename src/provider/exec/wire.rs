@@ -7,8 +7,11 @@ use elastic::call::{
     Operation, ProviderError, Tags, clip,
 };
 use fsm::{InstanceId, Text};
-use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::{Map, Value, json};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _, MapAccess, Visitor},
+};
+use serde_json::{Map, Value, json, value::RawValue};
 
 use crate::provider::{Context, agent_config::agent_config, with_cluster};
 
@@ -16,15 +19,17 @@ use crate::provider::{Context, agent_config::agent_config, with_cluster};
 pub(super) const VERSION: u64 = 1;
 /// Longest id, address or scope of a machine, bytes: they are kept in the replicated state.
 const NAME_BYTES_MAX: usize = 256;
+/// Tags of a machine in a list.
+const TAGS_MAX: usize = 64;
 /// How much of a line is shown in an error, bytes.
 const SHOWN_BYTES_MAX: usize = 120;
 
-/// What a program answers a call with.
-pub(super) type Outcome = Result<Value, Value>;
+/// What a program answers a call with, as it stands in the line: only what the call asks for is made of it.
+pub(super) type Outcome = Result<Box<RawValue>, Box<RawValue>>;
 
 /// The name in a program's first line.
 pub(super) fn hello(line: &[u8]) -> Result<Text, String> {
-    let object = object(line)?;
+    let object: Map<String, Value> = object(line)?;
     let Some(version) = object.get("quorate_provider") else {
         let text = "its first line is not {\"quorate_provider\":1,\"name\":…}";
         return Err(format!("{text}: {}", shown(line)));
@@ -42,11 +47,11 @@ pub(super) fn hello(line: &[u8]) -> Result<Text, String> {
 
 /// The id of the call that a line answers, and what it answers. An error: the program does not keep to the protocol.
 pub(super) fn reply(line: &[u8]) -> Result<(u64, Outcome), String> {
-    let mut object = object(line)?;
-    let Some(id) = object.get("id").and_then(Value::as_u64) else {
+    let ReplyLine { id, result, error } = object(line)?;
+    let Some(id) = id.and_then(|id| id.get().parse::<u64>().ok()) else {
         return Err(format!("a line on its standard output has no id of a call: {}", shown(line)));
     };
-    match (object.remove("result"), object.remove("error")) {
+    match (result, error) {
         (Some(result), None) => Ok((id, Ok(result))),
         (None, Some(error)) => Ok((id, Err(error))),
         (Some(_), Some(_)) => Err(format!("its reply {id} has a result and an error")),
@@ -54,9 +59,27 @@ pub(super) fn reply(line: &[u8]) -> Result<(u64, Outcome), String> {
     }
 }
 
-fn object(line: &[u8]) -> Result<Map<String, Value>, String> {
-    serde_json::from_slice(line)
-        .map_err(|_| format!("a line on its standard output is not a JSON object: {}", shown(line)))
+#[derive(Deserialize)]
+struct ReplyLine {
+    #[serde(default, deserialize_with = "present")]
+    id: Option<Box<RawValue>>,
+    #[serde(default, deserialize_with = "present")]
+    result: Option<Box<RawValue>>,
+    #[serde(default, deserialize_with = "present")]
+    error: Option<Box<RawValue>>,
+}
+
+/// A `null` that is there is a value.
+fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::<RawValue>::deserialize(value).map(Some)
+}
+
+fn object<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
+    let parsed = serde_json::from_slice(line).ok();
+    let parsed = parsed.filter(|_| line.trim_ascii_start().starts_with(b"{"));
+    parsed.ok_or_else(|| {
+        format!("a line on its standard output is not a JSON object: {}", shown(line))
+    })
 }
 
 /// The beginning of a line, for an error.
@@ -116,18 +139,18 @@ fn creation(create: &Create, context: &Context) -> Value {
 
 /// What a reply means to whoever made the call. A reply that makes no sense leaves the outcome unknown.
 pub(super) fn answer(operation: &Operation, outcome: Outcome) -> Result<Answer, ProviderError> {
-    let result = outcome.map_err(refusal)?;
+    let result = outcome.map_err(|error| refusal(&error))?;
     let answer = match operation {
-        Operation::Create(create) => created(create, result).map(Answer::Created),
-        Operation::List => listing(result).map(Answer::Listed),
-        Operation::Destroy { .. } => parse(result).map(|DestroyedLine { state }| {
+        Operation::Create(create) => created(create, &result).map(Answer::Created),
+        Operation::List => listing(&result).map(Answer::Listed),
+        Operation::Destroy { .. } => parse(&result).map(|DestroyedLine { state }| {
             Answer::Destroyed(match state {
                 DestroyedWord::Gone => Destroyed::Gone,
                 DestroyedWord::Asked => Destroyed::Asked,
             })
         }),
         Operation::SetTags { .. } => Ok(Answer::Tagged),
-        Operation::Describe { .. } => description(result).map(Answer::Described),
+        Operation::Describe { .. } => description(&result).map(Answer::Described),
     };
     answer.map_err(|why| {
         let text = format!("its answer to {} makes no sense: {why}", operation.name());
@@ -135,8 +158,8 @@ pub(super) fn answer(operation: &Operation, outcome: Outcome) -> Result<Answer, 
     })
 }
 
-fn parse<T: DeserializeOwned>(value: Value) -> Result<T, String> {
-    serde_json::from_value(value).map_err(|error| error.to_string())
+fn parse<T: DeserializeOwned>(value: &RawValue) -> Result<T, String> {
+    serde_json::from_str(value.get()).map_err(|error| error.to_string())
 }
 
 fn limited(name: &str, text: &str) -> Result<(), String> {
@@ -155,7 +178,38 @@ struct MachineLine {
     #[serde(default)]
     scope: Text,
     /// Of a list only, where there must be some.
+    #[serde(default, deserialize_with = "few_tags")]
     tags: Option<Tags>,
+}
+
+/// Tags, no more than a machine may have: the rest is not even read.
+fn few_tags<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Tags>, D::Error> {
+    struct FewTags;
+
+    impl<'de> Visitor<'de> for FewTags {
+        type Value = Option<Tags>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(f, "at most {TAGS_MAX} tags")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut tags = Tags::new();
+            while let Some((name, value)) = map.next_entry()? {
+                tags.insert(name, value);
+                if tags.len() > TAGS_MAX {
+                    return Err(A::Error::invalid_length(tags.len(), &self));
+                }
+            }
+            Ok(Some(tags))
+        }
+    }
+
+    value.deserialize_any(FewTags)
 }
 
 impl MachineLine {
@@ -173,7 +227,7 @@ impl MachineLine {
     }
 }
 
-fn created(create: &Create, result: Value) -> Result<Machine, String> {
+fn created(create: &Create, result: &RawValue) -> Result<Machine, String> {
     let line: MachineLine = parse(result)?;
     if line.scope.is_empty() {
         return Err("scope is missing".to_owned());
@@ -188,7 +242,7 @@ struct ListLine {
     machines: Vec<MachineLine>,
 }
 
-fn listing(result: Value) -> Result<Listing, String> {
+fn listing(result: &RawValue) -> Result<Listing, String> {
     let ListLine { scope, machines } = parse(result)?;
     if scope.is_empty() {
         return Err("scope is empty".to_owned());
@@ -234,7 +288,7 @@ enum StateWord {
     Gone,
 }
 
-fn description(result: Value) -> Result<Description, String> {
+fn description(result: &RawValue) -> Result<Description, String> {
     let DescriptionLine { state, address, words } = parse(result)?;
     let address = address.unwrap_or_default();
     limited("address", &address)?;
@@ -277,7 +331,7 @@ enum ScopeWord {
     Type,
 }
 
-fn refusal(error: Value) -> ProviderError {
+fn refusal(error: &RawValue) -> ProviderError {
     let ErrorLine { class, scope, retry_after_ms, detail } = match parse(error) {
         Ok(line) => line,
         Err(why) => {

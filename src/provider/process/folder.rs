@@ -23,7 +23,10 @@ use fsm::InstanceId;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::io_error;
-use crate::rt::{self, Instant};
+use crate::{
+    removal::remove_tree,
+    rt::{self, Instant},
+};
 
 /// The agent's configuration.
 pub(super) const AGENT_CONFIG: &str = "agent.toml";
@@ -272,12 +275,7 @@ impl Folder {
 
     /// Removes all of it. The lock of the folder must be held.
     pub(super) fn remove(&self, _: &FolderLock) -> io::Result<()> {
-        match fs::remove_dir_all(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(io_error(&self.path, &error))
-            }
-            Ok(()) | Err(_) => Ok(()),
-        }
+        remove_tree(&self.path)
     }
 }
 

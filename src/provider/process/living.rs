@@ -5,13 +5,7 @@
 //! it. A task has it in its environment, and whatever descends from one of these belongs to it. A shell or an editor of a person in a
 //! machine's folder has none of that, and is left alone.
 
-use std::{
-    collections::BTreeMap,
-    fs, io,
-    os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fs, io, os::unix::ffi::OsStrExt, path::Path, time::Duration};
 
 use fsm::InstanceId;
 use rustix::process::Signal;
@@ -22,7 +16,10 @@ use super::{
     io_error,
 };
 use crate::{
-    agent::executor::process::{ProcessStat, all, kill_all, kill_leftovers},
+    agent::{
+        executor::process::{ProcessStat, all, kill_all, kill_leftovers},
+        run_directories,
+    },
     rt::Instant,
 };
 
@@ -189,18 +186,9 @@ fn signal(found: &[Living], signal: Signal, wanted: impl Fn(&Living) -> bool) ->
 
 /// Kills what executors that are gone have left in their sessions, if it has emptied its environment, say.
 fn kill_sessions(folder: &Path) -> io::Result<usize> {
-    let allocations = folder.join("data").join("allocs");
-    let entries = match fs::read_dir(&allocations) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-        Err(error) => return Err(io_error(&allocations, &error)),
-    };
-    let mut killed = 0;
-    for entry in entries {
-        let runs: PathBuf = entry?.path().join(".run");
-        killed += kill_leftovers(&runs)?;
-    }
-    Ok(killed)
+    let data = folder.join("data");
+    let runs = run_directories(&data).map_err(|error| io_error(&data, &error))?;
+    runs.iter().try_fold(0, |killed, runs| Ok(kill_leftovers(runs)? + killed))
 }
 
 #[cfg(test)]

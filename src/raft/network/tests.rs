@@ -59,6 +59,7 @@ fn peer(transport: impl Transport + 'static, lane: Lane, snapshot_piece_bytes: u
         disk: Arc::new(RealDisk),
         snapshot_piece_bytes,
         contact: Arc::new(LeaderContact::new(crate::clock::Clock::default())),
+        promises: Arc::new(Promises::new(Promise::default())),
     };
     network.peer(2, &Member::default(), lane)
 }

@@ -48,6 +48,24 @@ fn nothing_is_left_unfinished_without_an_issue() {
 }
 
 #[test]
+fn trees_are_removed_and_foreign_text_is_printed_in_one_place() {
+    holds("one-way");
+    let removal = "fn f() {\n    std::fs::remove_dir_all(path)\n}";
+    let print = "fn f() {\n    output.log_or_file(bytes)\n}";
+    let found = one_way(&of(&[
+        ("src/agent/a.rs", removal),
+        ("src/disk.rs", removal),
+        ("src/agent/a/tests.rs", removal),
+        ("jepsen/src/a.rs", removal),
+        ("src/cli/job/a.rs", print),
+        ("src/cli/alloc/tail.rs", print),
+    ]));
+    let places: Vec<_> = found.iter().filter_map(|one| one.split_once(": ")).collect();
+    let places: Vec<_> = places.into_iter().map(|(place, _)| place).collect();
+    assert_eq!(places, ["src/agent/a.rs:2", "src/cli/job/a.rs:2"]);
+}
+
+#[test]
 fn no_file_names_a_machine() {
     holds("machine-paths");
 }
