@@ -1,6 +1,7 @@
 //! One server or agent: its name, its log, and its process while it runs.
 
 use std::{
+    fs::File,
     io,
     os::unix::process::CommandExt,
     process::{Child, Command, ExitStatus, Stdio},
@@ -52,10 +53,20 @@ impl Member {
 
     /// Runs the command, with no input and with its output in the log; returns the number of the
     /// process. It must not run already.
-    pub fn start(&mut self, mut command: Command, group: Group) -> io::Result<u32> {
-        assert!(self.process.is_none(), "{} runs already", self.name);
+    pub fn start(&mut self, command: Command, group: Group) -> io::Result<u32> {
         let log = self.log.open()?;
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.start_into(command, group, log)
+    }
+
+    /// As [`Member::start`], but only its errors go to the log, and what it prints to `printed`.
+    pub fn start_into(
+        &mut self,
+        mut command: Command,
+        group: Group,
+        printed: File,
+    ) -> io::Result<u32> {
+        assert!(self.process.is_none(), "{} runs already", self.name);
+        command.stdin(Stdio::null()).stdout(printed).stderr(self.log.open()?);
         match group {
             Group::Own => command.process_group(0),
             Group::Owners => &mut command,
@@ -163,6 +174,18 @@ mod tests {
             assert_eq!(member.poll().unwrap(), None, "an end is told once");
         }
         assert_eq!(member.log().text().unwrap(), "out\nerr\nout\nerr\n");
+    }
+
+    #[test]
+    fn what_a_member_prints_can_be_kept_apart_from_its_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut member = member(&folder);
+        let printed = Log::new(folder.path().join("printed"));
+        let command = shell("echo out; echo err >&2");
+        member.start_into(command, Group::Own, printed.open().unwrap()).unwrap();
+        assert!(member.await_exit(PATIENCE).unwrap().unwrap().success());
+        assert_eq!(printed.text().unwrap(), "out\n");
+        assert_eq!(member.log().text().unwrap(), "err\n");
     }
 
     #[test]

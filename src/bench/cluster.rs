@@ -145,15 +145,23 @@ impl Cluster {
         Ok(all)
     }
 
-    /// Adds a line per server about the time between two looks.
-    pub(super) fn describe(&self, before: &[Gauges], after: &[Gauges], report: &mut Report) {
+    /// Adds what the `done` operations took of all servers between two looks, and a line per server.
+    pub(super) fn describe(
+        &self,
+        before: &[Gauges],
+        after: &[Gauges],
+        done: &Operations,
+        report: &mut Report,
+    ) {
         let mut all = Vec::new();
+        let mut cpu_ms_sum = 0.0;
         for ((server, before), after) in self.servers.iter().zip(before).zip(after) {
             let grown = |name: &str| after.value(name) - before.value(name);
             let (entries, batches) = (grown("raft.log.entries"), grown("raft.log.batches"));
             let log_mb = grown("raft.log.bytes") / f64::from(1 << 20);
             let lag = after.value("state.shadow_lag_groups");
             let cpu_ms = grown("process.cpu_ms");
+            cpu_ms_sum += cpu_ms;
             let resident_mb = after.value("process.resident_bytes") / f64::from(1 << 20);
             let per_batch = if batches > 0.0 { entries / batches } else { 0.0 };
             let shown = format!(
@@ -174,6 +182,45 @@ impl Cluster {
             }));
         }
         report.json.insert("servers".to_owned(), all.into());
+        let Some(us) = done.each(cpu_ms_sum * 1e3) else { return };
+        let shown = format!("{us:.1} µs, user and system of {} servers", self.servers.len());
+        report.lines.push((format!("processor time per {}", done.name), shown));
+        let value = json!({ "operation": done.name, "count": done.count, "us": us });
+        report.json.insert("processor_time_per_operation".to_owned(), value);
+    }
+}
+
+/// What the servers did while they were measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operations {
+    /// One of them, and several.
+    pub(super) name: &'static str,
+    pub(super) names: &'static str,
+    pub(super) count: u64,
+}
+
+impl Operations {
+    pub(super) fn writes(count: u64) -> Self {
+        Self { name: "write", names: "writes", count }
+    }
+
+    pub(super) fn reads(count: u64) -> Self {
+        Self { name: "read", names: "reads", count }
+    }
+
+    pub(super) fn allocations(count: u64) -> Self {
+        Self { name: "allocation", names: "allocations", count }
+    }
+
+    pub(super) fn dispatches(count: u64) -> Self {
+        Self { name: "dispatch", names: "dispatches", count }
+    }
+
+    /// The share of each in what all of them took, if there was one.
+    pub(super) fn each(&self, all: f64) -> Option<f64> {
+        #[expect(clippy::cast_precision_loss, reason = "an average for people")]
+        let count = self.count as f64;
+        (self.count > 0).then(|| all / count)
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{
     Progress, Report,
     arguments::DispatchArgs,
-    cluster::Cluster,
+    cluster::{Cluster, Operations},
     http::Connection,
     measure::{Latencies, rate},
     schedule,
@@ -56,7 +56,7 @@ pub(super) async fn run(
     let few = parent.measure("with few children", &mut report).await?;
     parent.await_over(2 * singles).await?;
     parent.dispatch_many(&mut report, progress).await?;
-    let over = 2 * singles + u64::from(arguments.children);
+    let over = over_before_last(arguments);
     let many = parent.measure(&format!("with {over} children over"), &mut report).await?;
     parent.await_over(over + singles).await?;
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
@@ -65,13 +65,23 @@ pub(super) async fn run(
     progress("reading all pages");
     parent.read_all_pages(over + singles, &mut report).await?;
     let after = cluster.gauges().await?;
-    cluster.describe(&before, &after, &mut report);
+    cluster.describe(&before, &after, &operations(arguments), &mut report);
     if !arguments.cluster.keep && !arguments.cluster.up {
         progress("purging the jobs");
         let path = format!("/v1/job/{}?purge=true&children=true", parent.id);
         parent.leader.delete(&path).await?;
     }
     Ok(report)
+}
+
+/// The children that are over when the last singles begin.
+pub(super) fn over_before_last(arguments: &DispatchArgs) -> u64 {
+    2 * u64::from(arguments.singles) + u64::from(arguments.children)
+}
+
+/// Each is dispatched, placed, runs and ends. What the pages of their list take is in it too.
+pub(super) fn operations(arguments: &DispatchArgs) -> Operations {
+    Operations::dispatches(over_before_last(arguments) + u64::from(arguments.singles))
 }
 
 fn job(id: &str) -> Value {

@@ -1,4 +1,5 @@
-//! Benchmarks against real servers: `quorate bench writes | reads | schedule | dispatch | failover`.
+//! Benchmarks against real servers: `quorate bench writes | reads | schedule | dispatch | failover`,
+//! and `compare`, which runs one of the first four with two programs in turns.
 //!
 //! ```text
 //!  cluster (given, or `up`: three child processes) ─► load (streams, unary calls, kept HTTP
@@ -12,8 +13,10 @@
 
 mod arguments;
 mod cluster;
+mod compare;
 mod dispatch;
 mod failover;
+mod figures;
 mod fsync;
 mod http;
 mod load;
@@ -29,6 +32,7 @@ use std::future::Future;
 use serde_json::{Map, Value};
 
 pub use arguments::BenchCommand;
+use arguments::LoadCommand;
 use cluster::Cluster;
 use up::TemporaryServers;
 
@@ -80,21 +84,23 @@ fn stop_request() -> std::io::Result<impl Future<Output = ()>> {
 }
 
 async fn measure(command: &BenchCommand, progress: Progress<'_>) -> anyhow::Result<Report> {
-    let arguments = match command {
-        BenchCommand::Writes(arguments) => &arguments.cluster,
-        BenchCommand::Reads(arguments) => &arguments.cluster,
-        BenchCommand::Schedule(arguments) => &arguments.cluster,
-        BenchCommand::Dispatch(arguments) => &arguments.cluster,
+    match command {
+        BenchCommand::Load(load) => measure_load(load, progress).await,
         // It kills and starts its servers itself.
-        BenchCommand::Failover(arguments) => return failover::run(arguments, progress).await,
-    };
+        BenchCommand::Failover(arguments) => failover::run(arguments, progress).await,
+        BenchCommand::Compare(arguments) => compare::run(arguments, progress).await,
+    }
+}
+
+async fn measure_load(load: &LoadCommand, progress: Progress<'_>) -> anyhow::Result<Report> {
+    let arguments = load.cluster();
     let mut temporary = if arguments.up {
         Some(TemporaryServers::start(arguments.up_data.as_deref(), progress)?)
     } else {
         None
     };
     let addresses = temporary.as_ref().map_or(&arguments.servers, TemporaryServers::rpc_addresses);
-    let report = measure_at(command, addresses, progress).await;
+    let report = measure_at(load, addresses, progress).await;
     match (report, temporary.as_mut().and_then(TemporaryServers::death)) {
         (Err(error), Some(death)) => Err(error.context(death)),
         (Ok(mut report), Some(death)) => {
@@ -106,16 +112,15 @@ async fn measure(command: &BenchCommand, progress: Progress<'_>) -> anyhow::Resu
 }
 
 async fn measure_at(
-    command: &BenchCommand,
+    load: &LoadCommand,
     addresses: &[String],
     progress: Progress<'_>,
 ) -> anyhow::Result<Report> {
     let cluster = Cluster::connect(addresses, progress).await?;
-    match command {
-        BenchCommand::Writes(arguments) => writes::run(arguments, &cluster, progress).await,
-        BenchCommand::Reads(arguments) => reads::run(arguments, &cluster, progress).await,
-        BenchCommand::Schedule(arguments) => schedule::run(arguments, &cluster, progress).await,
-        BenchCommand::Dispatch(arguments) => dispatch::run(arguments, &cluster, progress).await,
-        BenchCommand::Failover(arguments) => failover::run(arguments, progress).await,
+    match load {
+        LoadCommand::Writes(arguments) => writes::run(arguments, &cluster, progress).await,
+        LoadCommand::Reads(arguments) => reads::run(arguments, &cluster, progress).await,
+        LoadCommand::Schedule(arguments) => schedule::run(arguments, &cluster, progress).await,
+        LoadCommand::Dispatch(arguments) => dispatch::run(arguments, &cluster, progress).await,
     }
 }

@@ -9,7 +9,7 @@ use proto::v1 as pb;
 use super::{
     Progress, Report,
     arguments::ReadsArgs,
-    cluster::{self, Cluster},
+    cluster::{self, Cluster, Operations},
     http::Connection,
     load::drive,
     measure::{Latencies, Window, rate},
@@ -73,7 +73,8 @@ pub(super) async fn run(
     let (found, (before, after)) = tokio::try_join!(reading, gauges_around(cluster, window))?;
     let mut report = Report::default();
     describe(arguments, cluster, &found, &window, &mut report)?;
-    cluster.describe(&before, &after, &mut report);
+    let done = Operations::reads(found.latencies.count());
+    cluster.describe(&before, &after, &done, &mut report);
     if !arguments.cluster.keep && !arguments.cluster.up {
         writes::clean(cluster, names.into_iter()).await?;
     }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{
     Progress, Report,
     arguments::ScheduleArgs,
-    cluster::{Cluster, Gauges},
+    cluster::{Cluster, Gauges, Operations},
     http::Connection,
     load::{self, fresh_id},
     measure::{Latencies, rate},
@@ -60,7 +60,7 @@ pub(super) async fn run(
     let after = cluster.gauges().await?;
     describe(arguments, cluster, &prefix, &times, &mut report).await?;
     describe_memory(arguments, &before, &after, &mut report);
-    cluster.describe(&before, &after, &mut report);
+    cluster.describe(&before, &after, &operations(arguments), &mut report);
     progress("recomputing the placements");
     for server in &cluster.servers {
         // Every server has to show a right state, and the same.
@@ -76,6 +76,11 @@ pub(super) async fn run(
         writes::clean(cluster, jobs.iter().map(|job| Text::from(job.as_str()))).await?;
     }
     Ok(report)
+}
+
+/// The allocations that are placed, start and run.
+pub(super) fn operations(arguments: &ScheduleArgs) -> Operations {
+    Operations::allocations(u64::from(arguments.jobs) * u64::from(arguments.count))
 }
 
 /// Starts so many simulated nodes; none: there must be some.

@@ -17,15 +17,19 @@ const SERVERS: usize = 3;
 const LOG_BYTES_SHOWN: u64 = 2_000;
 
 /// A folder that is removed with its guard.
-struct Folder(PathBuf);
+pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    fn create(parent: Option<&Path>, what: &str) -> anyhow::Result<Self> {
+    pub(super) fn create(parent: Option<&Path>, what: &str) -> anyhow::Result<Self> {
         let parent = parent.map_or_else(std::env::temp_dir, Path::to_path_buf);
         let path = parent.join(format!("quorate-bench-{what}-{}", std::process::id()));
         std::fs::create_dir_all(&parent).with_context(|| format!("folder {}", parent.display()))?;
         std::fs::create_dir(&path).with_context(|| format!("folder {}", path.display()))?;
         Ok(Self(path))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
     }
 }
 

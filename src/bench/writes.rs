@@ -14,7 +14,7 @@ use serde_json::json;
 use super::{
     Progress, Report,
     arguments::WritesArgs,
-    cluster::{self, Cluster},
+    cluster::{self, Cluster, Operations},
     fsync::{self, Baseline},
     http::Connection,
     load::{self, Lanes, Outcome, Work, drive, fresh_id},
@@ -241,7 +241,8 @@ pub(super) async fn run(
     if let Some(baseline) = &baseline {
         compare(&mut report, &tally, baseline);
     }
-    cluster.describe(&before, &after, &mut report);
+    let done = Operations::writes(tally.acknowledged);
+    cluster.describe(&before, &after, &done, &mut report);
     read_back(cluster, &works, &mut report).await?;
     if !arguments.cluster.keep && !arguments.cluster.up {
         progress("purging the jobs");
