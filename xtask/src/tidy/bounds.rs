@@ -1,17 +1,20 @@
-//! The table of bounds in SECURITY.md says what the code says.
+//! The tables of bounds in SECURITY.md say what the code says.
 //!
 //! ```text
 //!  | what | value | `file` `NAME` | `file` `test` |
 //! ```
 //! The constant or field `NAME` in the file has that value, written as people write it, and the test
-//! exists in its file. A bound that moves without its row, or loses its test, is found here.
+//! exists in its file. A bound that moves without its row, or loses its test, is found here. A rule
+//! without a number has "–" for its value and no `NAME`.
 
 use super::Repository;
 
 const DOCUMENT: &str = "SECURITY.md";
-const HEADING: &str = "## Bounds of requests";
+const HEADING: &str = "\n## Bounds\n";
 /// Cells of a row.
 const CELLS: usize = 4;
+/// Value of a rule without a number.
+const NO_VALUE: &str = "–";
 
 /// Rows that say something else than the code.
 pub(super) fn check(repository: &Repository) -> Vec<String> {
@@ -19,13 +22,17 @@ pub(super) fn check(repository: &Repository) -> Vec<String> {
         return vec![format!("{DOCUMENT}: not there")];
     };
     let Some((_, table)) = text.split_once(HEADING) else {
-        return vec![format!("{DOCUMENT}: no heading \"{HEADING}\"")];
+        return vec![format!("{DOCUMENT}: no heading \"{}\"", HEADING.trim())];
     };
     let table = table.split("\n## ").next().unwrap_or(table);
-    // Behind the names of the columns and the line below them.
-    let rows: Vec<&str> = table.lines().filter(|line| line.starts_with('|')).skip(2).collect();
+    // Below the line that ends the head of each table.
+    let rows: Vec<&str> = table
+        .split("\n\n")
+        .filter_map(|part| part.split_once("\n|---|"))
+        .flat_map(|(_, rows)| rows.lines().skip(1))
+        .collect();
     if rows.is_empty() {
-        return vec![format!("{DOCUMENT}: no row below \"{HEADING}\"")];
+        return vec![format!("{DOCUMENT}: no row below \"{}\"", HEADING.trim())];
     }
     let wrong = |row: &&str| row_problem(repository, row);
     rows.iter()
@@ -38,23 +45,33 @@ fn row_problem(repository: &Repository, row: &str) -> Option<String> {
     let [_, value, place, proof] = cells[..] else {
         return Some(format!("{} cells instead of {CELLS}", cells.len()));
     };
-    let named = |cell: &str| {
-        let parts: Vec<&str> = cell.split('`').filter(|part| !part.trim().is_empty()).collect();
-        let [path, name] = parts[..] else { return Err("a cell is not `file` `name`".to_owned()) };
-        let code = repository.files.get(path).ok_or_else(|| format!("no file {path}"))?;
-        Ok((code, name.to_owned()))
-    };
+    let file = |path: &str| repository.files.get(path).ok_or_else(|| format!("no file {path}"));
     let problem = || -> Result<(), String> {
-        let (code, name) = named(place)?;
-        let expression = definition(code, &name).ok_or_else(|| format!("no value of {name}"))?;
-        let said = spoken(expression).ok_or_else(|| format!("`{expression}` is not understood"))?;
-        if !said.iter().any(|said| said == value) {
-            return Err(format!("the code says {}", said.join(" or ")));
+        match names(place)[..] {
+            [path] if value == NO_VALUE => drop(file(path)?),
+            [path, name] => check_value(file(path)?, name, value)?,
+            _ => return Err("where it is enforced is not `file` `name`".to_owned()),
         }
-        let (code, name) = named(proof)?;
-        if is_test(code, &name) { Ok(()) } else { Err(format!("no test {name}")) }
+        let [path, test] = names(proof)[..] else {
+            return Err("its test is not `file` `name`".to_owned());
+        };
+        if is_test(file(path)?, test) { Ok(()) } else { Err(format!("no test {test}")) }
     };
     problem().err()
+}
+
+/// What stands in backticks in a cell.
+fn names(cell: &str) -> Vec<&str> {
+    cell.split('`').filter(|part| !part.trim().is_empty()).collect()
+}
+
+fn check_value(code: &str, name: &str, value: &str) -> Result<(), String> {
+    let expression = definition(code, name).ok_or_else(|| format!("no value of {name}"))?;
+    let said = spoken(expression).ok_or_else(|| format!("`{expression}` is not understood"))?;
+    if said.iter().any(|said| said == value) {
+        return Ok(());
+    }
+    Err(format!("the code says {}", said.join(" or ")))
 }
 
 /// What a constant or a field is set to, first of all in the file.
@@ -141,11 +158,15 @@ mod tests {
     fn a_row_that_differs_from_the_code_is_found() {
         let code = "const MAX: usize = 8 << 10;\n    #[test]\n    fn holds() {}\n";
         let findings = |row: &str| {
-            let document = format!("{HEADING}\n| a | b | c | d |\n|---|---|---|---|\n{row}\n");
+            let document = format!("# T\n{HEADING}\n| a | b | c | d |\n|---|---|---|---|\n{row}\n");
             check(&Repository::of(&[(DOCUMENT, &document), ("a.rs", code)]))
         };
         assert!(findings("| x | 8 KiB | `a.rs` `MAX` | `a.rs` `holds` |").is_empty());
+        assert!(findings("| rule | – | `a.rs` | `a.rs` `holds` |").is_empty());
         for (row, why) in [
+            ("| rule | – | `b.rs` | `a.rs` `holds` |", "no file b.rs"),
+            ("| rule | – | `a.rs` | `a.rs` `fails` |", "no test fails"),
+            ("| x | 8 KiB | `a.rs` | `a.rs` `holds` |", "where it is enforced is not"),
             ("| x | 9 KiB | `a.rs` `MAX` | `a.rs` `holds` |", "the code says 8,192 or 8 KiB"),
             ("| x | 8 KiB | `a.rs` `MIN` | `a.rs` `holds` |", "no value of MIN"),
             ("| x | 8 KiB | `b.rs` `MAX` | `a.rs` `holds` |", "no file b.rs"),
