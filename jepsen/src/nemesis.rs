@@ -274,12 +274,14 @@ struct Turn<'a> {
     halt: &'a dyn Fn() -> bool,
     /// The id under which the server voted that this class took down last.
     old_id: Option<String>,
+    /// The last server that went back came back beside a leader that lived on.
+    spares_leader: bool,
 }
 
 impl<'a> Turn<'a> {
     fn new(nemesis: Nemesis<'a>, class: FaultClass, halt: &'a dyn Fn() -> bool) -> Self {
         let random = Dice::numbered(nemesis.seed, 1_000 + class as u64);
-        Self { nemesis, class, random, halt, old_id: None }
+        Self { nemesis, class, random, halt, old_id: None, spares_leader: true }
     }
 
     /// Begins a fault; false if it was skipped.

@@ -1,6 +1,6 @@
 //! A machine goes back to a snapshot: an older copy of one server's data directory is put back.
 //!
-//! The copy is taken while the server is down; it then votes and acknowledges more, is killed, and starts with the copy. In half of the cases the
+//! The copy is taken while the server is down; it then votes and acknowledges more, is killed, and starts with the copy. Every other time the
 //! leader is killed within two seconds of that start: nobody may then be elected by the vote of a server that has forgotten what it
 //! acknowledged. What counts is what the server does: it heals by itself, or it ends and says what to do, which is then followed to the letter.
 //! Silence ends the run red. Only one server at a time loses what it promised ([`super::Turns`]).
@@ -127,15 +127,23 @@ impl Turn<'_> {
         Ok(back)
     }
 
-    /// In half of the cases: kills who leads, soon after the start of this server.
+    /// Every other time: kills who leads, soon after the start of this server.
     fn kill_the_leader_beside(&mut self, server: usize) -> Result<Option<usize>> {
-        if self.random.below(2) == 0 {
+        self.spares_leader = !self.spares_leader;
+        if self.spares_leader {
             return Ok(None);
         }
-        let leader = self.leaders().into_iter().find(|leader| *leader != server);
-        let Some(leader) = leader else { return Ok(None) };
+        let end = Instant::now() + LEADER_DIES_WITHIN;
         let soon = self.random.duration(Duration::ZERO, LEADER_DIES_WITHIN / 2);
         self.wait(soon);
+        let leader = loop {
+            let leads = self.leaders().into_iter().find(|leader| *leader != server);
+            match leads {
+                Some(leader) => break leader,
+                None if Instant::now() >= end || (self.halt)() => return Ok(None),
+                None => self.wait(NAP),
+            }
+        };
         let mut cluster = self.cluster();
         if cluster.is_frozen(leader) {
             return Ok(None);
