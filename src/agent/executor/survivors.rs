@@ -118,7 +118,7 @@ mod tests {
     use std::{
         fs,
         os::unix::process::{CommandExt, ExitStatusExt},
-        process::{Child, Command},
+        process::{Child, Command, Stdio},
     };
 
     use super::*;
@@ -144,8 +144,9 @@ mod tests {
         // The shell takes what follows its script for arguments: it is there to be seen.
         executor.arg0("one of ours").args(["executor", "run"]).arg(first.run("web", 4));
         let script = root.path().join("executor");
-        fs::write(&script, "sleep 1000 & wait").unwrap();
-        executor.current_dir(root.path());
+        // It waits without a child, which nobody would end.
+        fs::write(&script, "read line").unwrap();
+        executor.current_dir(root.path()).stdin(Stdio::piped());
         let mut executor = started(executor);
         let mut task = Command::new("sleep");
         task.arg0("one of ours").arg("1000").env("NOMAD_ALLOC_DIR", second.shared());

@@ -223,9 +223,10 @@ mod tests {
             .stderr(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        // The task's own child has another environment.
+        // The task's own child has another environment. It ends with its input, when the test ends.
         let mut task = std::process::Command::new("sh")
-            .args(["-c", "env -i sleep 1000; true"])
+            .args(["-c", "env -i sh -c 'read line'; true"])
+            .stdin(std::process::Stdio::piped())
             .env("NOMAD_ALLOC_DIR", folder.join("data/allocs/a/alloc"))
             .spawn()
             .unwrap();

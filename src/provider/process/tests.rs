@@ -161,6 +161,8 @@ fn a_forked_child_is_no_second_agent() {
     // The next server finds the agent itself, not its child.
     fs::remove_file(host.folder(1).path().join("process.json")).unwrap();
     assert_eq!(host.create(1), machine);
+    host.ask(&destroy(1, "")).unwrap();
+    assert!(host.listed().is_empty());
 }
 
 /// What has just been started shows no command line yet.
