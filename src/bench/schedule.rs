@@ -27,6 +27,8 @@ const READY_TIMEOUT: Duration = Duration::from_mins(1);
 const POLL: Duration = Duration::from_millis(200);
 /// Looks take at most this part of the time.
 const POLL_SHARE: u32 = 10;
+/// A server closes a connection that asks nothing for 30 s.
+const POLL_MAX: Duration = Duration::from_secs(10);
 const REGISTER_IN_FLIGHT: u32 = 256;
 
 /// When things were seen to be reached, from the first registration on.
@@ -202,7 +204,7 @@ async fn follow(
             progress(&format!("{placed} of {wanted} placed, {running} running"));
             told = Instant::now();
         }
-        tokio::time::sleep(POLL.max(look.elapsed() * POLL_SHARE)).await;
+        tokio::time::sleep((look.elapsed() * POLL_SHARE).clamp(POLL, POLL_MAX)).await;
     }
     Ok(())
 }
