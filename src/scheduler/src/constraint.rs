@@ -253,27 +253,10 @@ impl Condition {
 
     /// Why it is not met.
     pub(crate) fn reason(&self, budget: &Budget) -> Text {
-        match self.operand {
-            Operand::Regexp if budget.is_spent() => {
-                format!("{}: {}", self.text, pattern::Spent).into()
-            }
-            Operand::Regexp
-            | Operand::Equal
-            | Operand::NotEqual
-            | Operand::Less
-            | Operand::LessOrEqual
-            | Operand::Greater
-            | Operand::GreaterOrEqual
-            | Operand::IsSet
-            | Operand::IsNotSet
-            | Operand::Version
-            | Operand::Semver
-            | Operand::SetContainsAll
-            | Operand::SetContainsAny
-            | Operand::DistinctHosts
-            | Operand::DistinctProperty
-            | Operand::Unknown => self.text.clone(),
+        if self.operand == Operand::Regexp && budget.is_spent() {
+            return format!("{}: {}", self.text, pattern::Spent).into();
         }
+        self.text.clone()
     }
 
     /// Whether nodes of one class may differ in the answer.
