@@ -535,32 +535,27 @@ async fn watch_recovery(
     lifecycle: Arc<Lifecycle>,
     recovered: watch::Sender<bool>,
 ) {
-    let mut metrics = contact.raft.metrics();
+    // All metrics change with every entry; these, with the term, who leads, and the members. They end
+    // with Raft.
+    let mut changes = contact.raft.server_metrics();
     loop {
-        let now = metrics.borrow_watched().clone();
-        if let Err(fatal) = &now.running_state {
-            if !lifecycle.is_stopping() {
-                // The component that failed reports its own error, which names the file. The first
-                // reason counts, so give that component time to report.
-                let mut failed = lifecycle.failed();
-                drop(rt::timeout(RECOVERING_LOOK, failed.wait_for(Option::is_some)).await);
-                lifecycle.fail(format!("raft stopped: {fatal}"));
-            }
-            return;
-        }
-        let is_heard = contact.leader_heard(&now).is_some();
-        if is_heard {
+        if contact.leader().is_some() {
             recovered.send_replace(true);
         }
-        // A leader that is heard again in its old term changes no metric, so this checks by time
-        // too.
-        let ended = if is_heard {
-            metrics.changed().await.is_err()
-        } else {
-            matches!(rt::timeout(RECOVERING_LOOK, metrics.changed()).await, Ok(Err(_)))
-        };
-        if ended {
-            return;
+        // That a leader is heard changes none of these, so this checks by time too.
+        let look = if *recovered.borrow() { Duration::MAX } else { RECOVERING_LOOK };
+        if matches!(rt::timeout(look, changes.changed()).await, Ok(Err(_))) {
+            break;
         }
+    }
+    let ended = contact.raft.metrics().borrow_watched().running_state.clone();
+    if let Err(fatal) = ended
+        && !lifecycle.is_stopping()
+    {
+        // The component that failed reports its own error, which names the file. The first
+        // reason counts, so give that component time to report.
+        let mut failed = lifecycle.failed();
+        drop(rt::timeout(RECOVERING_LOOK, failed.wait_for(Option::is_some)).await);
+        lifecycle.fail(format!("raft stopped: {fatal}"));
     }
 }

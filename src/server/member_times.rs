@@ -39,6 +39,7 @@ impl MemberTimes {
             | Effect::MassLoss
             | Effect::Deployment(_)
             | Effect::NodeAllocations(_)
+            | Effect::NodeReport(_)
             | Effect::Job(_)
             | Effect::SchedulerConfiguration
             | Effect::InstancePool(_)

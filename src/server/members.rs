@@ -352,12 +352,20 @@ impl Contact {
     /// Records the answers of majorities while this server leads, for the time when it no longer
     /// leads.
     pub(super) async fn keep(self: Arc<Self>) {
-        let mut metrics = self.raft.metrics();
+        // All metrics change with every entry; these, with the term, who leads, and the members.
+        let mut changes = self.raft.server_metrics();
+        let heartbeat = Duration::from_millis(self.settings.timing.heartbeat_ms);
         loop {
+            let leads = changes.borrow_watched().state == ServerState::Leader;
             if let Some(age) = self.majority_age() {
                 self.leader.was_in_touch(age);
             }
-            if metrics.changed().await.is_err() {
+            let next = if leads {
+                rt::timeout(heartbeat, changes.changed()).await.unwrap_or(Ok(()))
+            } else {
+                changes.changed().await
+            };
+            if next.is_err() {
                 return;
             }
         }

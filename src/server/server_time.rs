@@ -199,26 +199,24 @@ pub(super) async fn ask(contact: &Contact) -> u64 {
 
 /// Asks each leader that this server learns of what time it is, until it knows.
 pub(super) async fn follow(contact: Arc<Contact>, mut stop: watch::Receiver<bool>) {
-    let mut metrics = contact.raft.metrics();
+    // All metrics change with every entry; these, with the term, who leads, and the members.
+    let mut changes = contact.raft.server_metrics();
     loop {
-        let term = metrics.borrow_watched().current_term;
-        let leader = contact.leader().filter(|(id, _)| *id != contact.id);
-        let changed = match leader.filter(|_| !contact.time.keeper().knows(term)) {
-            Some((id, member)) => {
-                contact.hear(id, &member.rpc_address, PROBE_TIMEOUT).await;
-                match rt::timeout(ASK_PAUSE, rt::until_true(&mut stop)).await {
-                    Ok(()) => return,
-                    Err(_) => Ok(()),
-                }
+        let now = changes.borrow_watched().clone();
+        let is_to_ask = now.current_leader.is_some_and(|leader| leader != contact.id)
+            && !contact.time.keeper().knows(now.vote.leader_id.term);
+        let leader = contact.leader().filter(|(id, _)| is_to_ask && *id != contact.id);
+        if let Some((id, member)) = leader {
+            contact.hear(id, &member.rpc_address, PROBE_TIMEOUT).await;
+        }
+        // That a leader was heard, who is asked only then, changes none of these: so look again soon.
+        let soon = if is_to_ask { ASK_PAUSE } else { Duration::MAX };
+        rt::select! {
+            biased;
+            () = rt::until_true(&mut stop) => return,
+            next = rt::timeout(soon, changes.changed()) => if matches!(next, Ok(Err(_))) {
+                return;
             }
-            None => rt::select! {
-                biased;
-                () = rt::until_true(&mut stop) => return,
-                changed = metrics.changed() => changed,
-            },
-        };
-        if changed.is_err() {
-            return;
         }
     }
 }
