@@ -257,7 +257,7 @@ impl Fleet {
                     self.touch(&name);
                 }
             }
-            Effect::Node(id) | Effect::NodeAllocations(id) => {
+            Effect::Node(id) | Effect::NodeAllocations(id) | Effect::NodeReport(id) => {
                 let node = state.nodes().get(id);
                 let instance = node.and_then(|node| node.instance).map(|instance| instance.id);
                 let home = instance.and_then(|id| self.homes.get(&id));

@@ -22,6 +22,8 @@ pub enum Effect {
     MassLoss,
     /// Allocations of a node changed.
     NodeAllocations(NodeId),
+    /// A node reported of allocations that go on, and nothing changed of what its agent is told.
+    NodeReport(NodeId),
     /// A deployment is new, changed or went.
     Deployment(DeploymentId),
     /// A job row changed or went.

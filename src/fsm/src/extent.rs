@@ -150,6 +150,12 @@ mod tests {
         driver.run("two", 1, b);
         driver.register_job(job("three", JobKind::Batch, 1));
         assert_eq!(same(&before, &driver), [true; 5]);
+        driver.report(first, ClientStatus::Running);
+        assert_eq!(same(&before, &driver), [false, false, false, true, false]);
+        let before = look(&driver);
+        // Its status is the same: that a task was restarted, say.
+        driver.report(first, ClientStatus::Running);
+        assert_eq!(same(&before, &driver), [false, false, false, true, false]);
         driver.report(first, ClientStatus::Failed);
         // The failure makes an evaluation of the job too.
         assert_eq!(same(&before, &driver), [false; 5]);

@@ -216,6 +216,51 @@ impl State {
         }
     }
 
+    /// Indexes an allocation row that is new, or replaces `old`.
+    pub(crate) fn index_changed_allocation(&mut self, old: Option<&Allocation>, new: &Allocation) {
+        let Some(old) = old else { return self.index_allocation(new) };
+        if !self.is_indexed_alike(old, new) {
+            self.unindex_allocation(old);
+            return self.index_allocation(new);
+        }
+        // Most reports of agents: another status, or how healthy it is. Readers that wait for a change
+        // of the node's, the evaluation's or the job's allocations watch these three sets, which are
+        // written therefore, and nothing else but the count of its status changes.
+        let id = new.id;
+        let touch = |set: Option<&mut OrdSet<AllocationId>>, name| {
+            if set.and_then(|set| set.insert(id)).is_none() {
+                broken(name, format_args!("{id} is not there"));
+            }
+        };
+        touch(self.by_node.get_mut(&new.node), "allocations-by-node");
+        touch(self.by_evaluation.get_mut(&new.evaluation), "allocations-by-evaluation");
+        let index = job_index(&mut self.by_job, &new.job, "allocations-by-job");
+        touch(Some(&mut index.allocations), "allocations-by-job");
+        if old.client != new.client {
+            let summary = index.summary.get_mut(&summary_key(new));
+            let summary =
+                summary.unwrap_or_else(|| broken("summary", format_args!("none of {id}")));
+            take_one(summary_slot(summary, old.client), "summary", id);
+            add_one(summary_slot(summary, new.client), "summary", id);
+        }
+    }
+
+    /// Whether two rows of an allocation have the same place in all indexes but in the counts of
+    /// statuses. Compares all that [`Self::index_allocation`] reads but the client status itself.
+    fn is_indexed_alike(&self, old: &Allocation, new: &Allocation) -> bool {
+        old.node == new.node
+            && old.evaluation == new.evaluation
+            && (old.job_create_index, old.job_version) == (new.job_create_index, new.job_version)
+            && old.live_name() == new.live_name()
+            && old.client.is_terminal() == new.client.is_terminal()
+            && old.is_live() == new.is_live()
+            && old.holds_its_place() == new.holds_its_place()
+            && old.resources == new.resources
+            && old.ports == new.ports
+            && self.run_deadline(old) == self.run_deadline(new)
+    }
+
+    /// Indexes an allocation row that is in no index.
     pub(crate) fn index_allocation(&mut self, allocation: &Allocation) {
         let id = allocation.id;
         if let Some(deadline) = self.run_deadline(allocation) {

@@ -6,6 +6,7 @@ use crate::{
         UpdateAllocations,
     },
     command::{Command, Rejection},
+    effect::Effect,
     evaluation::{EvaluationStatus, EvaluationUpdate, Trigger, UpdateEvaluations},
     id::AllocationId,
     job::JobKind,
@@ -385,4 +386,27 @@ fn a_changed_node_is_evaluated_for_what_runs_there() {
         evaluation_ids: evaluation_ids.clone(),
     }));
     assert_eq!(driver.evaluation(evaluation_ids[0]).node, Some(node));
+}
+
+/// Thousands of agents report at once when a large job starts; each has nothing to be told for it.
+#[test]
+fn an_agent_is_woken_by_what_it_is_told_and_not_by_what_it_says() {
+    let (mut driver, id) = running(JobKind::Service);
+    let node = driver.allocation(id).node;
+    let incarnation = driver.state.nodes.get(&node).map_or(0, |node| node.incarnation);
+    let said = |driver: &Driver, status| {
+        let updates = vec![driver.update(id, status)];
+        let report = NodeReport { node, incarnation, updates, evaluation_ids: Vec::new() };
+        Command::UpdateAllocations(UpdateAllocations { reports: vec![report] })
+    };
+    let (told, reported) = (Effect::NodeAllocations(node), Effect::NodeReport(node));
+    let goes_on = said(&driver, ClientStatus::Running);
+    let effects = driver.commit(goes_on).effects;
+    assert!(effects.contains(&reported) && !effects.contains(&told), "{effects:?}");
+    let evaluation = driver.evaluation_id();
+    let effects = driver.commit(stop_allocation(id, Replacement::Never, evaluation)).effects;
+    assert!(effects.contains(&told), "{effects:?}");
+    let ends = said(&driver, ClientStatus::Complete);
+    let effects = driver.commit(ends).effects;
+    assert!(effects.contains(&told), "{effects:?}");
 }

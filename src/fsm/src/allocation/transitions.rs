@@ -20,21 +20,27 @@ use crate::{
     resources::Resources,
 };
 
+/// Whether a change of an allocation is nothing that its agent is told.
+fn is_report(old: &Allocation, new: &Allocation) -> bool {
+    old.server_modify_index == new.server_modify_index
+        && old.client.is_terminal() == new.client.is_terminal()
+}
+
 impl Turn<'_> {
     pub(crate) fn put_allocation(&mut self, mut allocation: Allocation) {
         allocation.modify_index = self.index;
         allocation.modified_at = self.at;
         let old = self.state.allocations.get(&allocation.id).cloned();
-        if let Some(old) = &old {
-            if old.is_live() && !allocation.is_live() {
-                self.gains.insert(old.node);
-            }
-            self.state.unindex_allocation(old);
+        if let Some(old) = old.as_ref().filter(|old| old.is_live() && !allocation.is_live()) {
+            self.gains.insert(old.node);
         }
         self.jobs.insert(allocation.job.clone());
-        self.effects.insert(Effect::NodeAllocations(allocation.node));
+        self.effects.insert(match &old {
+            Some(old) if is_report(old, &allocation) => Effect::NodeReport(allocation.node),
+            _ => Effect::NodeAllocations(allocation.node),
+        });
+        self.state.index_changed_allocation(old.as_deref(), &allocation);
         let row = self.state.allocations.put(allocation, self.changes);
-        self.state.index_allocation(&row);
         self.state.count_allocation(old.as_deref(), Some(&row));
         self.instance_used(old.as_deref(), &row);
         self.count_in_deployment(old.as_deref(), &row);

@@ -243,6 +243,7 @@ impl Machine for Dispatch {
             | Effect::Instance(_)
             | Effect::InstancePool(_)
             | Effect::NodeAllocations(_)
+            | Effect::NodeReport(_)
             | Effect::CapacityGroup(_)
             | Effect::CapacitySource(_)
             | Effect::CapacityExpired { .. }

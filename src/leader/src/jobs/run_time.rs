@@ -57,7 +57,7 @@ impl Machine for RunWatch {
     }
 
     fn take(&mut self, _now: u64, state: &State, _index: Index, effect: &Effect) {
-        if let Effect::NodeAllocations(_) = effect {
+        if let Effect::NodeAllocations(_) | Effect::NodeReport(_) = effect {
             self.count(state);
             self.follow(state);
         }

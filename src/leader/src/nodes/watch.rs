@@ -79,7 +79,10 @@ impl Machine for NodeWatch {
         match effect {
             Effect::Node(id) => self.node_changed(now, state, *id),
             // What is not healthy in a deployment counts for a drain once that is over.
-            Effect::Job(_) | Effect::NodeAllocations(_) | Effect::Deployment(_) => {
+            Effect::Job(_)
+            | Effect::NodeAllocations(_)
+            | Effect::NodeReport(_)
+            | Effect::Deployment(_) => {
                 self.drainer.state_changed(now);
             }
             // The grace of lost nodes is a setting.
