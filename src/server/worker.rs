@@ -41,11 +41,11 @@ use crate::{
 };
 
 pub(crate) use self::control::Control;
-pub use self::stats::WorkerStats;
 use self::{
     backoff::Backoffs,
     control::{Order, Orders, Seat},
 };
+pub use self::{lease::make_pass, stats::WorkerStats};
 
 const DEQUEUE_WAIT: Duration = Duration::from_millis(500);
 /// How long to wait for the local state after a release for lag, before the next check of whether

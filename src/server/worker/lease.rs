@@ -232,7 +232,8 @@ fn given_up(status: &Status) -> Option<Done> {
 }
 
 /// One scheduling turn. A panic inside it becomes an error; anywhere else a panic ends the process.
-fn make_pass(
+/// `tests/budget` counts what it takes.
+pub fn make_pass(
     state: &State,
     evaluation: Evaluation,
     attempt: u32,
