@@ -12,7 +12,11 @@ use openraft::ReadPolicy;
 use proto::v1 as pb;
 
 use super::{
-    elastic::Providers, hosts, leadership::LeaderServices, leading::Leading, members::Contact,
+    elastic::Providers,
+    hosts,
+    leadership::{LeaderServices, check_entry},
+    leading::Leading,
+    members::Contact,
     read_rounds::ReadRounds,
 };
 use crate::{
@@ -260,8 +264,10 @@ impl Writes {
     ) -> Result<Written, ApiError> {
         let address = self.contact.leader_address()?;
         let proposal = Proposal { at: 0, epoch: None, request: Some(request), command };
+        let command = codec::encode(&proposal);
+        check_entry(command.len())?;
         let message = pb::WriteRequest {
-            command: codec::encode(&proposal),
+            command,
             request_id: request.id.0.to_vec().into(),
             hops: 1,
             tag: 0,

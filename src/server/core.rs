@@ -535,19 +535,23 @@ async fn watch_recovery(
     lifecycle: Arc<Lifecycle>,
     recovered: watch::Sender<bool>,
 ) {
-    // All metrics change with every entry; these, with the term, who leads, and the members. They end
-    // with Raft.
-    let mut changes = contact.raft.server_metrics();
+    let mut metrics = contact.raft.metrics();
     loop {
-        if contact.leader().is_some() {
+        let now = metrics.borrow_watched().clone();
+        if contact.leader_heard(&now).is_some() {
             recovered.send_replace(true);
+            break;
         }
-        // That a leader is heard changes none of these, so this checks by time too.
-        let look = if *recovered.borrow() { Duration::MAX } else { RECOVERING_LOOK };
-        if matches!(rt::timeout(look, changes.changed()).await, Ok(Err(_))) {
+        // A leader that is heard again in its old term changes no metric, so this checks by time
+        // too.
+        if matches!(rt::timeout(RECOVERING_LOOK, metrics.changed()).await, Ok(Err(_))) {
             break;
         }
     }
+    // All metrics change with every entry; these, with the term, who leads, and the members. They end
+    // with Raft, as all do.
+    let mut changes = contact.raft.server_metrics();
+    while changes.changed().await.is_ok() {}
     let ended = contact.raft.metrics().borrow_watched().running_state.clone();
     if let Err(fatal) = ended
         && !lifecycle.is_stopping()

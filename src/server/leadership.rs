@@ -279,12 +279,8 @@ impl LeaderServices {
         };
         let proposal = Proposal { at: self.now(), epoch: Some(self.epoch), request, command };
         let data = EntryData(codec::encode(&proposal));
-        // The log refuses a larger entry for good, and the server would end.
         let bytes = data.0.len();
-        if bytes > ENTRY_BYTES_MAX {
-            let text = format!("a change of {bytes} bytes is over the limit of {ENTRY_BYTES_MAX}");
-            return Err(ApiError::Invalid(text));
-        }
+        check_entry(bytes)?;
         if bytes > UNTRIED_BYTES
             && is_of_clients(&proposal.command)
             && let Some(refused) = self.refusal(&proposal)
@@ -550,6 +546,15 @@ impl LeaderServices {
         samples.extend(own.map(|(name, sample)| (name.to_owned(), sample)));
         samples
     }
+}
+
+/// Refuses what the log refuses for good: the server would end.
+pub(super) fn check_entry(bytes: usize) -> Result<(), ApiError> {
+    if bytes > ENTRY_BYTES_MAX {
+        let text = format!("a change of {bytes} bytes is over the limit of {ENTRY_BYTES_MAX}");
+        return Err(ApiError::Invalid(text));
+    }
+    Ok(())
 }
 
 /// The evaluation of a job that a command makes.
