@@ -149,6 +149,7 @@ fn each_check_finds_what_breaks_it() {
         ("src/elastic/Cargo.toml", "[dependencies]\n"),
         ("src/b.rs", later),
         ("src/c.rs", "//! Half of a module.\npub fn undocumented() {}\n"),
+        ("src/d.rs", "//! Docs.\nfn f() {\n    std::fs::remove_dir_all(path)\n}\n"),
         ("cluster-configs/c.toml", home),
         ("docs/adr/README.md", "[one](0001-one.md)\n"),
         ("docs/adr/2-two.md", "no date\n"),
@@ -169,6 +170,7 @@ fn each_check_finds_what_breaks_it() {
         ("one-test-binary", 1),
         // Its four gates and the report of who caught what: none of them is there.
         ("plants", 5),
+        ("one-way", 1),
         // There is no list.
         ("arrows", 1),
         ("bounds", 1),
