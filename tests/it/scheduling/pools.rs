@@ -44,8 +44,12 @@ pub(super) fn job(name: &str, count: u32) -> Value {
 
 impl Stage {
     pub(super) fn pool(&self, max: u32, types: Value) {
+        self.pool_that_idles(500, max, types);
+    }
+
+    pub(super) fn pool_that_idles(&self, idle_ms: u64, max: u32, types: Value) {
         let pool = json!({
-            "Provider": "local", "Max": max, "IdleTimeoutMs": 500, "Types": types,
+            "Provider": "local", "Max": max, "IdleTimeoutMs": idle_ms, "Types": types,
         });
         self.client.put("/v1/instance-pool/burst", &pool).ok();
     }

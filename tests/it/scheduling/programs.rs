@@ -17,6 +17,9 @@ use crate::{
     recompute::text,
 };
 
+/// On a busy machine a job may need more than half a second to find the machine that came for it.
+const IDLE_MS: u64 = 5_000;
+
 /// Takes the place of the line of the example that carries out a call.
 const CALL: &str = "return {\"result\": CALLS[call[\"call\"]](call)}";
 const MOODS: &str = r#"
@@ -118,7 +121,7 @@ fn priced(name: &str, price: f64) -> Value {
 fn a_type_at_quota_is_not_asked_for_until_its_time() {
     const HOLDS_S: f64 = 8.0;
     let Some(stage) = stage() else { return };
-    stage.pool(3, json!([priced("small", 1.0), priced("big", 1.2)]));
+    stage.pool_that_idles(IDLE_MS, 3, json!([priced("small", 1.0), priced("big", 1.2)]));
     wait_until("the program runs", PATIENCE, || !stage.asked().is_empty());
     let refusal = json!({
         "class": "quota", "scope": "type", "retry_after_ms": HOLDS_S * 1_000.0,
@@ -160,7 +163,7 @@ fn a_type_at_quota_is_not_asked_for_until_its_time() {
 #[test]
 fn an_empty_list_costs_no_allocation() {
     let Some(stage) = stage() else { return };
-    stage.pool(2, json!([kind("small")]));
+    stage.pool_that_idles(IDLE_MS, 2, json!([kind("small")]));
     stage.register(&job("web", 2));
     let before = stage.await_running("web", 2);
     let machines = stage.cluster.machines();
@@ -184,7 +187,7 @@ fn an_empty_list_costs_no_allocation() {
 #[test]
 fn a_killed_program_is_started_again_and_makes_no_machine_twice() {
     let Some(stage) = stage() else { return };
-    stage.pool(3, json!([kind("small")]));
+    stage.pool_that_idles(IDLE_MS, 3, json!([kind("small")]));
     wait_until("the program runs", PATIENCE, || !stage.asked().is_empty());
     stage.mood("deaths", "2");
     stage.register(&job("web", 1));
