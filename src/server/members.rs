@@ -352,20 +352,12 @@ impl Contact {
     /// Records the answers of majorities while this server leads, for the time when it no longer
     /// leads.
     pub(super) async fn keep(self: Arc<Self>) {
-        // All metrics change with every entry; these, with the term, who leads, and the members.
-        let mut changes = self.raft.server_metrics();
-        let heartbeat = Duration::from_millis(self.settings.timing.heartbeat_ms);
+        let mut metrics = self.raft.metrics();
         loop {
-            let leads = changes.borrow_watched().state == ServerState::Leader;
             if let Some(age) = self.majority_age() {
                 self.leader.was_in_touch(age);
             }
-            let next = if leads {
-                rt::timeout(heartbeat, changes.changed()).await.unwrap_or(Ok(()))
-            } else {
-                changes.changed().await
-            };
-            if next.is_err() {
+            if metrics.changed().await.is_err() {
                 return;
             }
         }
