@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
 };
 
 use fsm::{Allocation, AllocationId, ClientStatus, DesiredStatus, State};
@@ -190,7 +191,8 @@ mod tests {
             unasked_of(&row).unwrap_or_default()
         };
         let restarted = |row: &mut Allocation| {
-            row.tasks.insert("t".into(), TaskState { restarts: 1, ..TaskState::default() });
+            Arc::make_mut(&mut row.tasks)
+                .insert("t".into(), TaskState { restarts: 1, ..TaskState::default() });
         };
         assert!(told(&restarted).contains("more often than by the 0 orders"));
         restarts(id);
@@ -200,7 +202,7 @@ mod tests {
             let (kind, message) = ("Restarting".into(), "in 1 s".into());
             let event = TaskEvent { kind, at_ms, message, exit_code, signal };
             let task = TaskState { events: vec![event], ..TaskState::default() };
-            row.tasks.insert("t".into(), task);
+            Arc::make_mut(&mut row.tasks).insert("t".into(), task);
         };
         assert!(told(&by_policy).contains("as if it had failed"));
         let stopped = |row: &mut Allocation| row.desired = DesiredStatus::Stop;

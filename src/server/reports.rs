@@ -1,4 +1,6 @@
 //! Agents' status reports, gathered over a few milliseconds so that many nodes share one log entry.
+//! While an entry of this server is under way, reports gather for the next: the busier the cluster,
+//! the more of them share an entry.
 
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ use fsm::{
 use super::access::Writes;
 use crate::{
     api::{ApiError, Limit, Written},
-    rt::{self, mpsc, oneshot, watch},
+    rt::{self, JoinHandle, mpsc, oneshot, watch},
 };
 
 /// How long the first report of an entry waits for others.
@@ -52,6 +54,7 @@ impl Reports {
 }
 
 pub(super) async fn run(writes: Writes, mut stop: watch::Receiver<bool>, mut queue: Queue) {
+    let mut under_way: Option<JoinHandle<()>> = None;
     loop {
         let first = rt::select! {
             biased;
@@ -60,6 +63,14 @@ pub(super) async fn run(writes: Writes, mut stop: watch::Receiver<bool>, mut que
         };
         let Some((report, reply)) = first else { return };
         rt::sleep(GATHER).await;
+        if let Some(entry) = under_way.take() {
+            rt::select! {
+                biased;
+                () = rt::until_true(&mut stop) => return,
+                // However it ended, those whose reports it had were told.
+                _ = entry => {}
+            }
+        }
         let (mut updates, mut bytes) = (report.updates.len(), bytes_of(&report));
         let mut reports = vec![report];
         let mut replies = vec![reply];
@@ -73,13 +84,13 @@ pub(super) async fn run(writes: Writes, mut stop: watch::Receiver<bool>, mut que
             replies.push(reply);
         }
         let writes = writes.clone();
-        rt::spawn(async move {
+        under_way = Some(rt::spawn(async move {
             let command = Command::UpdateAllocations(UpdateAllocations { reports });
             let result = writes.write(command, None, TIMEOUT).await;
             for reply in replies {
                 drop(reply.send(result.clone()));
             }
-        });
+        }));
     }
 }
 

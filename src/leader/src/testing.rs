@@ -204,7 +204,7 @@ pub(crate) fn allocation(name: &str, job: &str, node: &str) -> Allocation {
         client_description: "".into(),
         client_at: 0,
         client_sequence: 0,
-        tasks: BTreeMap::new(),
+        tasks: Arc::default(),
         previous: None,
         next: None,
         preempted: Vec::new(),

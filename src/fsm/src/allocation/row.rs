@@ -176,7 +176,7 @@ pub struct Allocation {
     /// Sequence number of the last accepted report; older reports are ignored.
     pub client_sequence: u64,
     /// By task name.
-    pub tasks: BTreeMap<Text, TaskState>,
+    pub tasks: Arc<BTreeMap<Text, TaskState>>,
     /// The allocation that this one replaces.
     pub previous: Option<AllocationId>,
     /// The allocation that replaced this one.

@@ -1,6 +1,9 @@
 //! Allocations: reports of agents, and a user's stop.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{
     Allocation, ClientStatus, ClientUpdate, DesiredStatus, ExpireRuns, LiveName, NameScope,
@@ -93,7 +96,10 @@ impl Turn<'_> {
         row.client = update.status;
         self.take_health(&old, &mut row, update);
         row.client_description = cut(&update.description, limits::REPORT_TEXT_BYTES_MAX);
-        row.tasks = self.kept_tasks(&row, &update.tasks);
+        let tasks = self.kept_tasks(&row, &update.tasks);
+        if *row.tasks != tasks {
+            row.tasks = Arc::new(tasks);
+        }
         // A short task may have ended before its start was reported.
         let started = old.client == ClientStatus::Pending
             && matches!(row.client, ClientStatus::Running | ClientStatus::Complete);

@@ -301,7 +301,7 @@ impl Turn<'_> {
             client_description: "".into(),
             client_at: self.at,
             client_sequence: 0,
-            tasks: BTreeMap::new(),
+            tasks: Arc::default(),
             previous: placement.previous,
             next: None,
             preempted: placement.preempts.clone(),

@@ -323,7 +323,7 @@ fn allocation() -> Allocation {
         client_description: "disconnected".into(),
         client_at: 7,
         client_sequence: 8,
-        tasks: tasks(),
+        tasks: tasks().into(),
         previous: Some(AllocationId([9; 16])),
         next: None,
         preempted: vec![AllocationId([11; 16])],

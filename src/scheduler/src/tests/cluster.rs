@@ -293,7 +293,7 @@ impl Cluster {
             client_description: "".into(),
             client_at: 0,
             client_sequence: 0,
-            tasks: BTreeMap::new(),
+            tasks: Arc::default(),
             previous: None,
             next: None,
             preempted: Vec::new(),

@@ -169,13 +169,13 @@ fn a_replacement_has_to_stay_up() {
         let task = TaskState { state, started_at_ms, last_restart_ms, ..TaskState::default() };
         BTreeMap::from([(Text::from("web"), task)])
     };
-    cluster.change("web0", |row| row.tasks = restarted("pending", 0));
+    cluster.change("web0", |row| row.tasks = restarted("pending", 0).into());
     assert_eq!(cluster.advance(MINUTE), (names(&["web0"]), 0));
     cluster.replace("web0", 2 * MINUTE);
-    cluster.change("web0+", |row| row.tasks = restarted("pending", 0));
+    cluster.change("web0+", |row| row.tasks = restarted("pending", 0).into());
     assert_eq!(cluster.advance(3 * MINUTE), nothing(), "it waits for its restart");
     cluster.change("web0+", |row| {
-        row.tasks = restarted("running", 1_000 + MINUTE);
+        row.tasks = restarted("running", 1_000 + MINUTE).into();
         row.modified_at = 3 * MINUTE;
     });
     assert_eq!(cluster.advance(3 * MINUTE), nothing(), "not healthy again yet");
