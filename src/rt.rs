@@ -24,7 +24,7 @@ use openraft_rt_tokio::{
     TokioInstant, TokioMpsc, TokioMutex, TokioOneshot, TokioRuntime, TokioWatch,
 };
 use rand::{SeedableRng, rngs::SmallRng};
-pub use threads::{Runtimes, Threads, heavy_threads};
+pub use threads::{Runtimes, Threads, heavy_threads, thread_time};
 pub use tokio::{
     select,
     sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit, mpsc, oneshot, watch},

@@ -1,7 +1,9 @@
 //! What a request costs is looked at before its handler runs, and decides where it runs.
 //!
 //! ```text
-//!  body whole (within its bound) ─► costs little: here, on the edge's threads
+//!  a read                        ─► where reads of its route lately held no thread for long: here, on
+//!                                   the edge's threads, else on the heavy ones
+//!  body whole (within its bound) ─► costs little: here
 //!                                ─► costs much:   in its turn, on the heavy threads; none within the
 //!                                                 time of a request: 429
 //!  then: its share of what all bodies become once they are read ─► handler
@@ -13,7 +15,7 @@ use std::sync::Arc;
 
 use axum::{
     body::Body,
-    extract::{Request, State},
+    extract::{MatchedPath, Request, State},
     http::request::Parts,
     middleware::Next,
     response::{IntoResponse, Response},
@@ -62,7 +64,14 @@ async fn answer(context: Context, request: Request, next: Next) -> Result<Respon
     let (parts, body) = request.into_parts();
     let (body, share) = request_body::read(&parts, body, &context).await?;
     if !is_costly(&parts, &body) {
-        return handle(context, parts, (body, share), next).await;
+        let route = parts.extensions.get::<MatchedPath>().map(|path| path.as_str().into());
+        let (heavy, costs) = (context.options.heavy.clone(), Arc::clone(&context.budget.reads));
+        let is_read = parts.method.is_safe();
+        let answer = handle(context, parts, (body, share), next);
+        return match route {
+            Some(route) if is_read => costs.answer(&heavy, route, answer.in_current_span()).await,
+            _ => answer.await,
+        };
     }
     let (heavy, costly) = (context.options.heavy.clone(), Arc::clone(&context.budget.costly));
     let Ok(Ok(turn)) = timeout(context.options.timeout, costly.acquire_owned()).await else {

@@ -19,6 +19,7 @@ mod blocking;
 mod call;
 mod capacity;
 mod client;
+mod costs;
 mod deployment;
 mod dispatch;
 mod error;
@@ -130,6 +131,8 @@ pub(crate) struct Budget {
     answers: AnswerBodies,
     /// Requests that cost much and are under way.
     costly: Arc<Semaphore>,
+    /// What reads cost lately.
+    reads: Arc<costs::Costs>,
 }
 
 /// All routes of the API.
@@ -139,6 +142,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         lists: Arc::new(Semaphore::new(options.large_lists_max)),
         answers: AnswerBodies::new(options.response_bodies_bytes_max),
         costly: admission::costly(),
+        reads: Arc::default(),
     };
     let requests: Arc<requests::Requests> = Arc::default();
     let context = Context {

@@ -72,6 +72,12 @@ pub fn heavy_threads() -> usize {
     thread::available_parallelism().map_or(1, usize::from).div_ceil(2)
 }
 
+/// Processor time that the calling thread has used so far.
+pub fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
 fn runtime(
     name: &str,
     threads: usize,

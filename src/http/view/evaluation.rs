@@ -1,6 +1,8 @@
 //! Evaluations.
 
-use fsm::{AllocationId, Evaluation, GroupAnnotation, State, TimeMs};
+use std::collections::BTreeMap;
+
+use fsm::{AllocationId, Evaluation, GroupAnnotation, State, TaskGroup, TimeMs};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -11,11 +13,16 @@ use crate::http::time;
 /// An evaluation; with `related` also the evaluations it is chained to.
 fn evaluation(state: &State, evaluation: &Evaluation, related: Option<Vec<Value>>) -> Value {
     let spec = state.jobs().get(&evaluation.job).and_then(|job| state.current_spec(job));
+    // A job may have a thousand groups that all found no room.
+    let is_asked = !evaluation.failed_groups.is_empty();
+    let groups = spec.filter(|_| is_asked).map_or(&[][..], |spec| &spec.groups);
+    let groups: BTreeMap<&str, &TaskGroup> =
+        groups.iter().map(|group| (&*group.name, group)).collect();
     let failed: Map<_, _> = evaluation
         .failed_groups
         .iter()
         .map(|(group, metrics)| {
-            let asks = spec.and_then(|spec| spec.group(group));
+            let asks = groups.get(&**group).copied();
             (group.to_string(), placement_metrics(metrics, asks))
         })
         .collect();

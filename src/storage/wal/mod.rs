@@ -102,7 +102,7 @@ impl Default for Options {
             batch_entries_max: 4096,
             batch_bytes_max: 4 << 20,
             queue_bytes_max: 64 << 20,
-            cache_bytes_max: 64 << 20,
+            cache_bytes_max: 16 << 20,
         }
     }
 }
