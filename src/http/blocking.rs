@@ -304,6 +304,7 @@ fn rows_of(state: &State, table: TableId) -> usize {
         | TableId::ProviderLimits
         | TableId::ProviderLists
         | TableId::Unhelped
+        | TableId::PoolHistories
         | TableId::Tombstones
         | TableId::CapacityGains
         | TableId::Sessions

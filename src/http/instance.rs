@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{api::ReadMode, jobspec::suggest::did_you_mean};
 
-/// A sentence about an instance also depends on its pool.
-const TABLES: &[TableId] = &[TableId::Instances, TableId::InstancePools];
+/// A sentence about an instance also depends on its pool, and on what that has been through.
+const TABLES: &[TableId] = &[TableId::Instances, TableId::InstancePools, TableId::PoolHistories];
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()

@@ -142,6 +142,14 @@ fn pool_gauges(state: &State, now: TimeMs, put: &mut impl FnMut(&str, u64)) {
         let limits = state.provider_limits().iter().filter(|limit| limit.pool == pool.name);
         let limits = limits.filter(|limit| state.is_in_force(limit, now));
         gauge("limits", limits.count() as u64);
+        let history = state.pool_histories().get(&pool.name);
+        let is_protected = history.is_some_and(|history| history.protected_since > 0);
+        gauge("protected", is_protected.into());
+        let asked = history.map_or(0, |history| history.asked_lately(now));
+        gauge("creates_of_the_hour", asked.into());
+        let kinds = pool.types.keys();
+        let failing = kinds.filter(|kind| state.backoff_on(pool, kind, now).is_some());
+        gauge("types_in_backoff", failing.count() as u64);
     }
 }
 

@@ -273,7 +273,10 @@ impl World {
         if let Some(balancers) = &mut self.balancers {
             balancers.declare(&mut pool);
         }
-        self.ask(Command::UpsertInstancePool(UpsertInstancePool { pool, enforce_index: None }));
+        self.ask(Command::UpsertInstancePool(UpsertInstancePool {
+            pool: pool.into(),
+            enforce_index: None,
+        }));
     }
 
     /// A job of the pool comes, changes or goes.

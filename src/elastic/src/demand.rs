@@ -12,7 +12,8 @@ use std::{
 
 use fsm::{
     ClassId, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, State, Text, Trigger,
-    pool::InstancePool, resources::Resources,
+    pool::{InstancePool, InstanceType},
+    resources::Resources,
 };
 use scheduler::{Declared, per_node_max};
 
@@ -265,15 +266,36 @@ pub struct Packed {
     pub is_limited: bool,
     /// Something could run on a new machine, and there are as many as may be.
     pub is_full: bool,
+    /// Something could run on a new machine, which would cost more than may be.
+    pub is_too_dear: bool,
+}
+
+/// What may be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Budget {
+    /// Machines.
+    pub most: usize,
+    /// What they may cost in an hour; none: anything.
+    pub price_micro: Option<u64>,
+}
+
+impl Budget {
+    /// Takes a machine out of it, unless it is too dear.
+    fn pays(&mut self, kind: &InstanceType) -> bool {
+        let Some(left) = &mut self.price_micro else { return true };
+        let Some(rest) = left.checked_sub(kind.price_micro) else { return false };
+        *left = rest;
+        true
+    }
 }
 
 /// Packs what waits, in order, into the machines that are there or coming and into new ones of the
-/// cheapest type that `may_make` allows. At most `most` new ones.
+/// cheapest type that `may_make` allows, within a budget.
 pub fn pack<'a>(
     pool: &InstancePool,
     waiting: impl IntoIterator<Item = &'a Arc<Waiting>>,
     mut bins: Vec<Bin>,
-    most: usize,
+    mut budget: Budget,
     may_make: impl Fn(&Text) -> bool,
 ) -> Packed {
     let mut packed = Packed::default();
@@ -297,8 +319,12 @@ pub fn pack<'a>(
                         packed.is_limited |= !need.types.is_empty();
                         break;
                     };
-                    if packed.wanted.len() >= most {
+                    if packed.wanted.len() >= budget.most {
                         packed.is_full = true;
+                        break;
+                    }
+                    if !budget.pays(kind) {
+                        packed.is_too_dear = true;
                         break;
                     }
                     packed.wanted.push((kind.name.clone(), one.job.clone()));

@@ -8,7 +8,10 @@ mod group;
 use calendar::DateTime;
 use fsm::{
     Liveness, Node, State,
-    pool::{Behavior, Instance, InstancePool, InstanceState, InstanceType, LimitScope, Shutdown},
+    pool::{
+        Behavior, BootFailure, Instance, InstancePool, InstanceState, InstanceType, LimitScope,
+        Shutdown,
+    },
 };
 
 pub use group::group;
@@ -42,6 +45,7 @@ pub fn instance(state: &State, now: u64, row: &Instance) -> String {
     if is_coming && !row.last_words.is_empty() {
         sentence = format!("{sentence}: {}", row.last_words);
     }
+    sentence.insert_str(0, probe(state, row));
     if let Some(member) = &row.member
         && let Some(drain) = &member.drain
     {
@@ -75,6 +79,7 @@ pub fn pool(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
     if at_a_time > 0 && coming >= usize::try_from(at_a_time).unwrap_or(usize::MAX) {
         sentences.push(format!("{coming} instances are being made, at most {at_a_time} at a time"));
     }
+    sentences.extend(past(state, now, pool));
     for limit in state.provider_limits().iter().filter(|limit| limit.pool == pool.name) {
         if !state.is_in_force(limit, now) {
             continue;
@@ -109,6 +114,69 @@ pub fn pool(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
         ));
     }
     sentences
+}
+
+/// What the past of a pool stops, a sentence each, with what ends it.
+fn past(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let most = pool.max_price_micro;
+    let cheapest = pool.types.values().map(|kind| kind.price_micro).min().unwrap_or(0);
+    let price = state.price_of_pool(&pool.name);
+    if most > 0 && price.saturating_add(cheapest) > most {
+        let (is, most) = (price_words(price), price_words(most));
+        sentences.push(format!("at max_price_per_hour: {is} of {most}, until an instance goes"));
+    }
+    let Some(history) = state.pool_histories().get(&pool.name) else { return sentences };
+    let (asked, most) = (history.asked_lately(now), pool.max_creates_per_hour);
+    if most > 0
+        && asked >= most
+        && let Some(at) = history.falls_at(now)
+    {
+        let until = clock(now, at);
+        sentences.push(format!("at max_creates_per_hour: {asked} of {most}, until {until}"));
+    }
+    if history.protected_since > 0 {
+        let how = history.last.map_or("", BootFailure::name);
+        let (since, name) = (clock(now, history.protected_since), &pool.name);
+        sentences.push(format!(
+            "protected since {since}: {} instances in a row failed ({how}), so one is made at a \
+             time until one serves; try at once: quorate pool resume {name}",
+            history.in_a_row
+        ));
+    }
+    for (kind, backoff) in &history.types {
+        if state.backoff_on(pool, kind, now).is_none() {
+            continue;
+        }
+        let failures = match backoff.failures {
+            1 => "an instance".to_owned(),
+            several => format!("{several} instances"),
+        };
+        let place = match &*backoff.scope {
+            "" => String::new(),
+            scope => format!(", the last in {scope}"),
+        };
+        sentences.push(format!(
+            "not creating type {kind}: {failures} failed ({}{place}) until {}{}",
+            backoff.last.name(),
+            clock(now, backoff.until),
+            because(&backoff.detail)
+        ));
+    }
+    sentences
+}
+
+/// `1.5`: millionths as a number.
+fn price_words(micro: u64) -> String {
+    let text = format!("{}.{:06}", micro / 1_000_000, micro % 1_000_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// An instance that has not served yet tells what hangs on it.
+fn probe(state: &State, row: &Instance) -> &'static str {
+    let history = state.pool_histories().get(&row.pool);
+    let is_protected = history.is_some_and(|history| history.protected_since > 0);
+    if is_protected && row.is_unproven() { "the one that its protected pool tries; " } else { "" }
 }
 
 /// `12 s of 10 min`.
@@ -347,6 +415,7 @@ mod tests {
         let fail = |driver: &mut Driver, class, scope, for_ms| {
             let id = driver.request_instance("gpu", "small");
             let detail = "vcpu is used up".into();
+            let for_ms = Some(for_ms);
             let outcome = CreateOutcome::Failed { class, scope, for_ms, detail };
             let (provider, pool, kind) = ("local".into(), "gpu".into(), "small".into());
             driver.accept(InstanceOutcome { id, provider, pool, kind, outcome }.into());

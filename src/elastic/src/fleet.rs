@@ -37,7 +37,7 @@ use std::{
 };
 
 use fsm::{
-    Command, Effect, Instance, InstanceId, InstanceState, JobKey, State, Text,
+    Command, Effect, Index, Instance, InstanceId, InstanceState, JobKey, State, Text,
     plant::{Plant, is_planted},
     pool::{Behavior, ShutDownInstance, ShutdownCause},
 };
@@ -148,6 +148,8 @@ pub struct Fleet {
     last_call: CallId,
     /// None: no leadership yet.
     warm_at: Option<u64>,
+    /// The newest entry when the leadership began.
+    led_from: Index,
     /// Notes that were proposed and are not in the state.
     unhelped: BTreeMap<JobKey, AskedNote>,
     /// A second of log time, and the probes in it.
@@ -174,6 +176,7 @@ impl Fleet {
             outgoing: VecDeque::new(),
             last_call: 0,
             warm_at: None,
+            led_from: 0,
             unhelped: BTreeMap::new(),
             probes: (0, 0),
         }
@@ -183,6 +186,9 @@ impl Fleet {
     /// were missed. Calls under way stay.
     pub fn restore(&mut self, now: u64, state: &State) {
         let is_first = self.warm_at.is_none();
+        if is_first {
+            self.led_from = state.index();
+        }
         self.warm_at.get_or_insert(now.saturating_add(self.config.warm_up_ms));
         self.demand.restore(state);
         self.sources.restore(now, state);

@@ -41,11 +41,12 @@ pub enum TableId {
     CapacityTargets = 22,
     Deployments = 23,
     GroupScalings = 24,
+    PoolHistories = 25,
 }
 
 impl TableId {
     /// All tables, in the order of their numbers.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Jobs,
         Self::JobVersions,
         Self::Nodes,
@@ -69,6 +70,7 @@ impl TableId {
         Self::CapacityTargets,
         Self::Deployments,
         Self::GroupScalings,
+        Self::PoolHistories,
     ];
 
     /// The byte on disk.

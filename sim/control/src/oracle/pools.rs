@@ -40,6 +40,12 @@ fn judge_max(before: &State, after: &State, found: &mut Vec<String>) {
         if !rows().any(|row| is_new(row)) {
             continue;
         }
+        for row in rows().filter(|row| is_new(row)) {
+            if before.backoff_on(pool, &row.kind.name, after.at()).is_some() {
+                let (id, kind) = (row.id, &row.kind.name);
+                found.push(format!("pool-backoff: {id} is asked for while {kind} backs off"));
+            }
+        }
         let count = rows().count();
         if count > pool.max as usize {
             found.push(format!("pool-max: an intent makes {count} of {}", pool.max));

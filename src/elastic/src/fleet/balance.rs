@@ -22,14 +22,14 @@ use fsm::{
     node::GainKey,
     plant::{Plant, is_planted},
     pool::{
-        Behavior, Intent, LimitClass, LimitPool, NoteUnhelped, RequestInstances,
+        Behavior, InstanceType, Intent, LimitClass, LimitPool, NoteUnhelped, RequestInstances,
         SetInstanceBehavior, ShutdownCause,
     },
 };
 
 use super::{ASK_AGAIN_MS, Fleet, Look, duty::is_in_mass_loss, shut_down};
 use crate::{
-    demand::{Bin, Gained, Waiting, is_of_mass_loss, pack},
+    demand::{Bin, Budget, Gained, Waiting, is_of_mass_loss, pack},
     limits, sizes,
 };
 
@@ -51,16 +51,24 @@ pub(super) struct Room {
     pub(super) most: usize,
     /// The pool's max is why it is not more: an idle machine is in the way.
     pub(super) is_at_max: bool,
-    /// Types that a limit of the provider stops.
+    /// Types that a limit of the provider stops, or boots that failed.
     limited: BTreeSet<Text>,
+    /// What all that is made now may cost in an hour; none: no limit.
+    price_left: Option<u64>,
 }
 
 impl Room {
-    fn new(look: &mut Look<'_>, pool: &InstancePool) -> Self {
+    /// `is_kept`: what is known of failures counts.
+    fn new(look: &mut Look<'_>, pool: &InstancePool, is_kept: bool) -> Self {
         let mut limited = BTreeSet::new();
         for kind in pool.types.values() {
             if let Some(limit) = look.state.limit_on(&pool.name, kind, look.now) {
                 look.due(limit.until);
+                limited.insert(kind.name.clone());
+            }
+            let backoff = look.state.backoff_on(pool, &kind.name, look.now);
+            if let Some(backoff) = backoff.filter(|_| is_kept) {
+                look.due(backoff.until);
                 limited.insert(kind.name.clone());
             }
         }
@@ -72,7 +80,31 @@ impl Room {
                 look.rows.iter().filter(|row| row.state == InstanceState::Requested).count();
             most = most.min(number(pool.max_concurrent_creates).saturating_sub(requested));
         }
-        Self { most, is_at_max: most == below_max, limited }
+        let of_past = left_by_past(look, pool, is_kept);
+        let price_left = (pool.max_price_micro > 0)
+            .then(|| pool.max_price_micro.saturating_sub(look.state.price_of_pool(&pool.name)));
+        most = most.min(of_past);
+        Self { most, is_at_max: most == below_max, limited, price_left }
+    }
+
+    /// What may still be spent beside the machines that are planned.
+    pub(super) fn price_beside(&self, pool: &InstancePool, new: &[NewMachine]) -> Option<u64> {
+        let price = |one: &NewMachine| pool.types.get(&one.kind).map_or(0, |kind| kind.price_micro);
+        let planned = new.iter().map(price).fold(0, u64::saturating_add);
+        self.price_left.map(|left| left.saturating_sub(planned))
+    }
+
+    /// How many more machines of a type may be made beside those that are planned.
+    pub(super) fn beside(
+        &self,
+        pool: &InstancePool,
+        kind: &InstanceType,
+        new: &[NewMachine],
+    ) -> usize {
+        let most = self.most.saturating_sub(new.len());
+        let price_left = self.price_beside(pool, new);
+        let by_price = price_left.and_then(|left| left.checked_div(kind.price_micro));
+        by_price.map_or(most, |count| most.min(usize::try_from(count).unwrap_or(usize::MAX)))
     }
 
     pub(super) fn may_make(&self, kind: &Text) -> bool {
@@ -105,7 +137,7 @@ pub(super) struct Wanted {
 impl Fleet {
     /// Grows the pool by what waits, and shrinks it by what idles.
     pub(super) fn balance(&mut self, look: &mut Look<'_>, pool: &InstancePool) {
-        let room = Room::new(look, pool);
+        let room = Room::new(look, pool, self.remembers(look.state, pool));
         let mut wanted = Wanted::default();
         self.want_for_jobs(look, pool, &room, &mut wanted);
         self.want_for_groups(look, pool, &room, &mut wanted);
@@ -139,7 +171,8 @@ impl Fleet {
         self.note_unhelped(look, pool, &mut waiting);
         let (bins, owners) = bins(look.state, look.rows);
         let most = room.most.saturating_sub(wanted.new.len());
-        let packed = pack(pool, &waiting, bins, most, |kind| room.may_make(kind));
+        let budget = Budget { most, price_micro: room.price_beside(pool, &wanted.new) };
+        let packed = pack(pool, &waiting, bins, budget, |kind| room.may_make(kind));
         let new = packed.wanted.into_iter();
         wanted.new.extend(new.map(|(kind, job)| NewMachine {
             kind,
@@ -148,7 +181,16 @@ impl Fleet {
         }));
         wanted.used.extend(packed.used.iter().filter_map(|place| owners.get(place)));
         wanted.types.extend(packed.types);
-        wanted.is_stuck |= packed.is_limited || (packed.is_full && room.is_at_max);
+        wanted.is_stuck |=
+            packed.is_limited || packed.is_too_dear || (packed.is_full && room.is_at_max);
+    }
+
+    /// Whether what is known of failed boots counts: always, but for a planted leader that knows of
+    /// none before it led.
+    fn remembers(&self, state: &State, pool: &InstancePool) -> bool {
+        let history = state.pool_histories().get(&pool.name);
+        !is_planted(Plant::BackoffForgotten)
+            || history.is_some_and(|history| history.modify_index > self.led_from)
     }
 
     fn request(&mut self, look: &mut Look<'_>, pool: &InstancePool, new: Vec<NewMachine>) {
@@ -374,6 +416,26 @@ impl Ending {
     }
 }
 
+/// How many machines the past of a pool lets it make now: one at a time when it is protected, and no
+/// more than an hour may have.
+fn left_by_past(look: &mut Look<'_>, pool: &InstancePool, is_kept: bool) -> usize {
+    let Some(history) = look.state.pool_histories().get(&pool.name).cloned() else {
+        return usize::MAX;
+    };
+    let mut most = usize::MAX;
+    if pool.max_creates_per_hour > 0 {
+        let left = pool.max_creates_per_hour.saturating_sub(history.asked_lately(look.now));
+        most = usize::try_from(left).unwrap_or(usize::MAX);
+        if let Some(at) = history.falls_at(look.now).filter(|_| left == 0) {
+            look.due(at);
+        }
+    }
+    if history.protected_since > 0 && is_kept {
+        most = most.min(1_usize.saturating_sub(look.state.unproven_of(&pool.name)));
+    }
+    most
+}
+
 /// What the pool's `min` wants: the cheapest that may be made, for what is lacking.
 fn want_minimum(look: &Look<'_>, pool: &InstancePool, room: &Room, wanted: &mut Wanted) {
     let planned = u32::try_from(wanted.new.len()).unwrap_or(u32::MAX);
@@ -381,7 +443,7 @@ fn want_minimum(look: &Look<'_>, pool: &InstancePool, room: &Room, wanted: &mut 
     let lacking = usize::try_from(pool.min.saturating_sub(planned)).unwrap_or(0);
     let kinds = sizes::candidates(pool, |kind| room.may_make(&kind.name));
     if let Some(kind) = kinds.first() {
-        let most = room.most.saturating_sub(wanted.new.len());
+        let most = room.beside(pool, kind, &wanted.new);
         let new = (0..lacking.min(most)).map(|_| NewMachine {
             kind: kind.name.clone(),
             wanted_by: None,

@@ -1,6 +1,7 @@
 //! The fleet over the real state machine and the real scheduler; only the provider is scripted: a
 //! test answers its calls.
 
+mod failures;
 mod groups;
 mod limits;
 mod lists;
@@ -232,6 +233,15 @@ impl World {
 
     /// The agent of an instance registers and is ready.
     fn boot(&mut self, id: InstanceId) {
+        self.register_agent(id);
+        let name = name(id);
+        self.driver.readiness(&name, fsm::node::Readiness::Ok);
+        let now = self.at();
+        self.fleet.restore(now, &self.driver.state);
+        self.run();
+    }
+
+    fn register_agent(&mut self, id: InstanceId) {
         let row = self.row(id);
         let name = name(id);
         let resources = fsm::node::NodeResources {
@@ -251,10 +261,6 @@ impl World {
         let reply = self.commit(command);
         assert!(!matches!(reply, Reply::Rejected(_)), "{reply:?}");
         self.driver.sync(&name);
-        self.driver.readiness(&name, fsm::node::Readiness::Ok);
-        let now = self.at();
-        self.fleet.restore(now, &self.driver.state);
-        self.run();
     }
 
     fn make_and_boot(&mut self) -> Vec<InstanceId> {

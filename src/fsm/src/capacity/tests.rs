@@ -38,7 +38,7 @@ fn declare(driver: &mut Driver, groups: Vec<CapacityGroup>) {
 fn upsert(pool: &str, groups: Vec<CapacityGroup>) -> Command {
     let groups = groups.into_iter().map(|group| (group.name.clone(), Arc::new(group))).collect();
     let pool = InstancePool { max: 10, groups, ..instance_pool(pool) };
-    UpsertInstancePool { pool, enforce_index: None }.into()
+    UpsertInstancePool { pool: pool.into(), enforce_index: None }.into()
 }
 
 fn refused(driver: &mut Driver, command: impl Into<Command>) -> String {

@@ -89,6 +89,14 @@ impl SuspendReason {
         }
     }
 
+    /// A readiness check says no.
+    pub const fn is_of_check(self) -> bool {
+        match self {
+            Self::ReadinessFailed | Self::ReadinessFatal => true,
+            Self::Unhealthy | Self::Flaky | Self::Operator => false,
+        }
+    }
+
     /// What the node last ran may be the cause, so it is not preferred for more of that.
     pub const fn clears_affinity(self) -> bool {
         match self {

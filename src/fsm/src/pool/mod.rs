@@ -1,6 +1,8 @@
 //! Instance pools: rows, commands and transitions of machines that come and go by demand.
 
 mod commands;
+mod failures;
+mod history;
 mod row;
 mod rules;
 #[cfg(test)]
@@ -12,6 +14,7 @@ pub use commands::{
     NoteInstance, NoteUnhelped, ObserveInstances, PauseInstancePool, RequestInstances, SeenMachine,
     SetInstanceBehavior, ShutDownInstance, UpsertInstancePool,
 };
+pub use history::{Backoff, BootFailure, PoolHistory};
 pub use row::{
     Behavior, DeclaredNode, Instance, InstancePool, InstanceState, InstanceType, LimitClass,
     LimitScope, Pause, ProviderLimit, ProviderList, Shutdown, ShutdownCause, Unhelped,

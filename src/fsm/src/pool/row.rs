@@ -31,6 +31,14 @@ pub struct InstancePool {
     pub probe_timeout_ms: u64,
     /// Instances that are made at a time; 0: no limit.
     pub max_concurrent_creates: u32,
+    /// Instances that are asked for in an hour; 0: no limit.
+    pub max_creates_per_hour: u32,
+    /// What all instances may cost in an hour, millionths of the currency; 0: no limit.
+    pub max_price_micro: u64,
+    /// After so many failed boots in a row, one instance is made at a time; 0: never.
+    pub protect_after: u32,
+    /// A machine that has served for so long ends the backoff of its type, ms.
+    pub backoff_reset_ms: u64,
     /// By name.
     pub types: BTreeMap<Text, Arc<InstanceType>>,
     /// Capacity groups that it feeds, by name.
@@ -250,6 +258,10 @@ pub struct Instance {
     pub made_at: TimeMs,
     /// When its node was bound; 0: not yet.
     pub bound_at: TimeMs,
+    /// When its node was ready first; 0: never.
+    pub ready_at: TimeMs,
+    /// When it was known that it does not come to serve; 0: it has served, or may.
+    pub failed_at: TimeMs,
     /// By when it must be bound.
     pub deadline_at: TimeMs,
     /// When a list, an answer or its agent last showed that it exists.
@@ -331,6 +343,8 @@ pub struct ProviderLimit {
     pub until: TimeMs,
     /// It ends before its time when fewer instances than this are in its scope; 0: it does not.
     pub below: u32,
+    /// Lacks of capacity in this scope one after the other; 0: it is about something else.
+    pub level: u32,
     /// In the provider's words.
     pub detail: Text,
     pub modify_index: Index,

@@ -81,6 +81,14 @@ impl InstancePool {
         if !(1_000..=1_000_000).contains(&self.price_factor_milli) {
             return Err("price_factor must be from 1 to 1000".into());
         }
+        if self.max_creates_per_hour > limits::CREATES_PER_HOUR_MAX {
+            let (asked, most) = (self.max_creates_per_hour, limits::CREATES_PER_HOUR_MAX);
+            return Err(format!("max_creates_per_hour is {asked}, at most {most}"));
+        }
+        if self.max_price_micro > limits::INSTANCE_SIZE_MAX {
+            let most = limits::INSTANCE_SIZE_MAX;
+            return Err(format!("max_price_per_hour is above {most} millionths"));
+        }
         if self.types.is_empty() || self.types.len() > limits::INSTANCE_TYPES_MAX {
             let max = limits::INSTANCE_TYPES_MAX;
             return Err(format!("a pool has from 1 to {max} types, not {}", self.types.len()));
@@ -89,6 +97,7 @@ impl InstancePool {
             ("idle_timeout", self.idle_timeout_ms),
             ("boot_timeout", self.boot_timeout_ms),
             ("probe_timeout", self.probe_timeout_ms),
+            ("backoff_reset", self.backoff_reset_ms),
         ] {
             if !(1..=limits::NODE_LIFE_MS_MAX).contains(&ms) {
                 return Err(format!("{name} must be from 1 ms to a year"));

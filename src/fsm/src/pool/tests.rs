@@ -28,7 +28,7 @@ fn refused(driver: &mut Driver, command: Command) -> String {
 fn upsert(change: impl FnOnce(&mut InstancePool)) -> Command {
     let mut pool = instance_pool("gpu");
     change(&mut pool);
-    UpsertInstancePool { pool, enforce_index: None }.into()
+    UpsertInstancePool { pool: pool.into(), enforce_index: None }.into()
 }
 
 fn pool_row(driver: &Driver) -> InstancePool {
@@ -76,7 +76,12 @@ fn failed(id: InstanceId, class: LimitClass, scope: LimitScope) -> Command {
         provider: "local".into(),
         pool: "gpu".into(),
         kind: "small".into(),
-        outcome: CreateOutcome::Failed { class, scope, for_ms: 30_000, detail: "vcpu".into() },
+        outcome: CreateOutcome::Failed {
+            class,
+            scope,
+            for_ms: Some(30_000),
+            detail: "vcpu".into(),
+        },
     }
     .into()
 }
@@ -138,10 +143,10 @@ fn a_pool_that_cannot_be_is_refused() {
         let found = refused(&mut driver, upsert(change));
         assert!(found.starts_with(why), "{found:?} for {why:?}");
     }
-    let stale = UpsertInstancePool { pool: instance_pool("gpu"), enforce_index: Some(9) };
+    let stale = UpsertInstancePool { pool: instance_pool("gpu").into(), enforce_index: Some(9) };
     let conflict = driver.reject(stale.into());
     assert_eq!(conflict, Rejection::IndexConflict { asked: 9, found: 0 });
-    let create = UpsertInstancePool { pool: instance_pool("gpu"), enforce_index: Some(0) };
+    let create = UpsertInstancePool { pool: instance_pool("gpu").into(), enforce_index: Some(0) };
     driver.accept(create.clone().into());
     assert!(matches!(driver.reject(create.into()), Rejection::IndexConflict { asked: 0, .. }));
 }

@@ -7,11 +7,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    Behavior, CreateOutcome, DeleteInstancePool, DestroyOutcome, Instance, InstanceOutcome,
-    InstancePool, InstanceState, InstanceType, Intent, LimitClass, LimitPool, LimitScope,
-    NoteInstance, NoteUnhelped, ObserveInstances, Pause, PauseInstancePool, ProviderLimit,
-    ProviderList, RequestInstances, SeenMachine, SetInstanceBehavior, ShutDownInstance, Shutdown,
-    ShutdownCause, Unhelped, UpsertInstancePool, rules::stray_id,
+    Behavior, BootFailure, CreateOutcome, DeleteInstancePool, DestroyOutcome, Instance,
+    InstanceOutcome, InstancePool, InstanceState, InstanceType, Intent, LimitClass, LimitPool,
+    LimitScope, NoteInstance, NoteUnhelped, ObserveInstances, Pause, PauseInstancePool,
+    ProviderLimit, ProviderList, RequestInstances, SeenMachine, SetInstanceBehavior,
+    ShutDownInstance, Shutdown, ShutdownCause, Unhelped, UpsertInstancePool, rules::stray_id,
 };
 use crate::{
     allocation::Allocation,
@@ -35,8 +35,31 @@ fn invalid<T>(why: impl Into<Text>) -> Result<T, Rejection> {
     Err(Rejection::Invalid(why.into()))
 }
 
+/// What an entry's intents have taken until now.
+struct Taken {
+    /// By capacity group.
+    strengths: BTreeMap<Text, Strength>,
+    /// Price of an hour of all instances of the pool.
+    price_micro: u64,
+}
+
+/// What a shutdown says of an instance that has not served.
+fn failure_of(cause: ShutdownCause) -> Option<BootFailure> {
+    match cause {
+        ShutdownCause::Expired => Some(BootFailure::NotMade),
+        ShutdownCause::BootFailed => Some(BootFailure::NotBooted),
+        ShutdownCause::ProbeFailed => Some(BootFailure::NotReady),
+        ShutdownCause::Idle
+        | ShutdownCause::Drained
+        | ShutdownCause::Shrink
+        | ShutdownCause::Unknown
+        | ShutdownCause::Operator
+        | ShutdownCause::Released => None,
+    }
+}
+
 impl Turn<'_> {
-    fn put_instance(&mut self, mut row: Instance) {
+    pub(super) fn put_instance(&mut self, mut row: Instance) {
         row.modify_index = self.index;
         self.effects.insert(Effect::Instance(row.id));
         let is_new = !self.state.instances.contains(&row.id);
@@ -95,7 +118,7 @@ impl Turn<'_> {
             };
             self.state.node_pools.put(fed, self.changes);
         }
-        let mut row = pool.clone();
+        let mut row = (**pool).clone();
         row.create_index = old.as_ref().map_or(self.index, |old| old.create_index);
         row.paused = old.as_ref().and_then(|old| old.paused.clone());
         row.modify_index = self.index;
@@ -103,6 +126,9 @@ impl Turn<'_> {
         self.groups_changed(old.as_deref(), Some(&row));
         self.effects.insert(Effect::InstancePool(pool.name.clone()));
         self.forget_unhelped_by(&pool.name);
+        if let Some(old) = &old {
+            self.forget_changed_types(old, pool);
+        }
         let left: Vec<_> = self
             .state
             .instances_of(&pool.name)
@@ -131,10 +157,8 @@ impl Turn<'_> {
         }
         self.state.instance_pools.remove(name, self.changes);
         self.groups_changed(Some(&old), None);
-        let limits = self.state.provider_limits.iter().filter(|row| row.pool == *name);
-        for scope in limits.map(|row| row.scope.clone()).collect::<Vec<_>>() {
-            self.state.provider_limits.remove(&(name.clone(), scope), self.changes);
-        }
+        self.remove_limits(name);
+        self.state.pool_histories.remove(name, self.changes);
         self.forget_unhelped_by(name);
         self.effects.insert(Effect::InstancePool(name.clone()));
         Ok(Reply::Done)
@@ -151,6 +175,9 @@ impl Turn<'_> {
         let PauseInstancePool { name, pause, by, reason } = command;
         let old = self.state.instance_pools.get(name).ok_or_else(|| not_found("instance pool"))?;
         let mut row = (**old).clone();
+        if !pause {
+            self.forgive(name);
+        }
         row.paused = pause.then(|| Pause { by: clip(by), reason: clip(reason), at: self.at });
         // Not a change of what the pool is: what is known of jobs and types stays.
         self.state.instance_pools.put(row, self.changes);
@@ -172,9 +199,10 @@ impl Turn<'_> {
         }
         let mut refused = None;
         let mut is_any_taken = false;
-        let mut strengths = BTreeMap::new();
+        let mut taken =
+            Taken { strengths: BTreeMap::new(), price_micro: self.state.price_of_pool(name) };
         for intent in intents {
-            match self.request_instance(&pool, intent, &mut strengths) {
+            match self.request_instance(&pool, intent, &mut taken) {
                 Ok(()) => is_any_taken = true,
                 Err(why) => refused = refused.or(Some(why)),
             }
@@ -190,7 +218,7 @@ impl Turn<'_> {
         &mut self,
         pool: &InstancePool,
         intent: &Intent,
-        strengths: &mut BTreeMap<Text, Strength>,
+        taken: &mut Taken,
     ) -> Result<(), Rejection> {
         let Intent { id, token, kind, wanted_by, group } = intent;
         let name = &pool.name;
@@ -204,23 +232,30 @@ impl Turn<'_> {
         if let Some(limit) = self.state.limit_on(name, kind, self.at) {
             return invalid(format!("{}: {}", limit.class.name(), limit.detail));
         }
+        self.check_history(pool, &kind.name)?;
+        let price_micro = taken.price_micro.saturating_add(kind.price_micro);
+        if pool.max_price_micro > 0 && price_micro > pool.max_price_micro {
+            return invalid(format!("pool \"{name}\" would cost more than it may"));
+        }
         if self.state.instances.contains(id) {
             return invalid("the id of the intent is in use");
         }
         if let Some(name) = group {
-            let now = strengths.get(name).copied().unwrap_or_else(|| {
+            let now = taken.strengths.get(name).copied().unwrap_or_else(|| {
                 pool.groups.get(name).map_or_else(Strength::default, |group| self.strength(group))
             });
             let group = self.check_intent(pool, name, now)?;
             let amount = now.amount.saturating_add(group.expected(kind));
             let count = now.count.saturating_add(1);
-            strengths.insert(name.clone(), Strength { amount, count });
+            taken.strengths.insert(name.clone(), Strength { amount, count });
             self.note_step(&group);
         }
         if !self.state.provider_lists.contains(&pool.provider) {
             let row = ProviderList { provider: pool.provider.clone(), epoch: 0, at: self.at };
             self.state.provider_lists.put(row, self.changes);
         }
+        taken.price_micro = price_micro;
+        self.count_create(name);
         let deadline_at = self.at.saturating_add(pool.boot_timeout_ms);
         self.put_instance(Instance {
             token: *token,
@@ -258,6 +293,8 @@ impl Turn<'_> {
             requested_at: self.at,
             made_at: 0,
             bound_at: 0,
+            ready_at: 0,
+            failed_at: 0,
             deadline_at: self.at,
             seen_at: self.at,
             missing: 0,
@@ -289,7 +326,10 @@ impl Turn<'_> {
                     return invalid("the instance is not being made");
                 }
                 self.remove_instance(&row, &[]);
-                self.put_limit(&row.pool, scope, *class, *for_ms, detail);
+                self.create_refused(&row);
+                let asked_at = row.requested_at;
+                let (ms, level) = self.limit_ms(&row.pool, scope, *class, *for_ms, asked_at);
+                self.put_limit(&row.pool, scope, (*class, level), ms, detail);
             }
         }
         Ok(Reply::Done)
@@ -300,7 +340,7 @@ impl Turn<'_> {
         if !self.state.instance_pools.contains(pool) {
             return Err(not_found("instance pool"));
         }
-        self.put_limit(pool, &LimitScope::All, *class, *for_ms, detail);
+        self.put_limit(pool, &LimitScope::All, (*class, 0), *for_ms, detail);
         Ok(Reply::Done)
     }
 
@@ -308,7 +348,7 @@ impl Turn<'_> {
         &mut self,
         pool: &Text,
         scope: &LimitScope,
-        class: LimitClass,
+        (class, level): (LimitClass, u32),
         for_ms: u64,
         detail: &Text,
     ) {
@@ -324,6 +364,7 @@ impl Turn<'_> {
                 LimitClass::Quota => u32::try_from(count).unwrap_or(u32::MAX),
                 LimitClass::RateLimited | LimitClass::NoCapacity | LimitClass::Fatal => 0,
             },
+            level,
             detail: clip(detail),
             modify_index: self.index,
         };
@@ -414,6 +455,7 @@ impl Turn<'_> {
             let is_gone = row.missing >= limits::LISTS_MISSING_MIN
                 && row.seen_at.saturating_add(*grace_ms) <= self.at;
             if is_gone || is_planted(Plant::OneAbsence) {
+                self.instance_vanished(&row);
                 self.remove_instance(&row, &command.evaluation_ids);
             } else {
                 self.put_instance(row);
@@ -505,6 +547,10 @@ impl Turn<'_> {
             return Ok(Reply::Done);
         }
         self.state.why_not_shut_down(&row, *cause)?;
+        if let Some(how) = failure_of(*cause).filter(|_| row.is_unproven()) {
+            self.boot_failed(&mut row, how, reason);
+        }
+        self.instance_ran(&row);
         row.state = InstanceState::ShuttingDown;
         row.shutdown = Some(Shutdown {
             cause: *cause,
@@ -585,6 +631,7 @@ impl Turn<'_> {
 
     /// The machine is gone: its node goes with it, and what ran there is lost.
     fn remove_instance(&mut self, row: &Instance, ids: &[EvaluationId]) -> Vec<EvaluationId> {
+        self.instance_ran(row);
         self.state.instances.remove(&row.id, self.changes);
         self.state.unindex_instance(row);
         if let Some(group) = row.group() {
