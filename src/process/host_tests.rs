@@ -26,9 +26,9 @@ fn servers(boots: [Option<BootId>; 3], machines: &Path) -> Servers {
         Box::new(move |number, settings: &mut Settings, parts| {
             let (name, directory) = ("local".to_owned(), directory.clone());
             let kind = ProviderKind::Process { directory, binary: Some("/bin/true".into()) };
-            let opened = provider::open(&ProviderConfig { name, kind }).unwrap();
+            let opened = provider::open(&ProviderConfig { name, kind, creates_max: 32 }).unwrap();
             parts.providers = Arc::new(BTreeMap::from([("local".into(), opened)]));
-            settings.services.providers = vec!["local".into()];
+            settings.services.providers = [("local".into(), 32)].into();
             settings.boot = boots[number];
         }),
     )

@@ -63,7 +63,7 @@ const SERVERS: Finder = Finder::Simulation(&[Tier::Servers]);
 const BOTH: Finder = Finder::Simulation(&[Tier::ControlPlane, Tier::Servers]);
 
 /// All of them.
-pub(super) const PLANTS: [Planted; 57] = [
+pub(super) const PLANTS: [Planted; 58] = [
     Planted::new(
         "M1",
         "skip-log-sync",
@@ -354,6 +354,12 @@ pub(super) const PLANTS: [Planted; 57] = [
         "backoff-forgotten",
         "failures-die-with-the-leader",
         "a new leader knows nothing of boots that failed before it",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "set-aside-shut-down",
+        "suspended-machine-idles-out",
+        "an instance whose node a person has set aside is shut down like another",
         CONTROL_PLANE,
     ),
 ];

@@ -8,6 +8,7 @@ mod group;
 use calendar::DateTime;
 use fsm::{
     Liveness, Node, State,
+    node::SetAside,
     pool::{
         Behavior, BootFailure, Instance, InstancePool, InstanceState, InstanceType, LimitScope,
         Shutdown,
@@ -54,7 +55,12 @@ pub fn instance(state: &State, now: u64, row: &Instance) -> String {
     }
     match row.behavior {
         Behavior::Hold => format!("{}; {sentence}", told("held", row)),
-        Behavior::Drain => format!("{}; {sentence}", told("drained", row)),
+        Behavior::Drain => {
+            let deadline = row.drain_deadline_at.map_or_else(String::new, |at| {
+                format!(", what runs at {} is stopped", clock(now, at))
+            });
+            format!("{}{deadline}; {sentence}", told("drained", row))
+        }
         Behavior::Run => sentence,
     }
 }
@@ -79,6 +85,7 @@ pub fn pool(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
     if at_a_time > 0 && coming >= usize::try_from(at_a_time).unwrap_or(usize::MAX) {
         sentences.push(format!("{coming} instances are being made, at most {at_a_time} at a time"));
     }
+    sentences.extend(kept_by_people(state, now, pool));
     sentences.extend(past(state, now, pool));
     for limit in state.provider_limits().iter().filter(|limit| limit.pool == pool.name) {
         if !state.is_in_force(limit, now) {
@@ -112,6 +119,23 @@ pub fn pool(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
             clock(now, limit.until),
             because(&limit.detail)
         ));
+    }
+    sentences
+}
+
+/// Instances that no machine shuts down because a person has set their nodes aside.
+fn kept_by_people(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
+    const NAMED_MAX: usize = 3;
+    let kept: Vec<_> =
+        state.instances_of(&pool.name).filter(|row| state.is_set_aside(row)).collect();
+    let named = kept.iter().take(NAMED_MAX).map(|row| {
+        let id: String = row.id.to_string().chars().take(8).collect();
+        format!("instance {id}: {}", instance(state, now, row))
+    });
+    let mut sentences: Vec<String> = named.collect();
+    if kept.len() > NAMED_MAX {
+        let more = kept.len() - NAMED_MAX;
+        sentences.push(format!("and {more} more instances that people have set aside"));
     }
     sentences
 }
@@ -219,15 +243,30 @@ fn bound(state: &State, now: u64, row: &Instance) -> String {
     let trouble = node.and_then(|node| trouble(state, now, row, pool.map(AsRef::as_ref), node));
     let running = row.node.map_or(0, |node| state.open_allocations_of_node(node).count());
     let work = match running {
+        0 if node.is_some_and(|node| node.set_aside().is_some()) => String::new(),
         0 => idle(state, now, row, pool.map(AsRef::as_ref)),
         1 => "runs 1 allocation".to_owned(),
         several => format!("runs {several} allocations"),
     };
+    let aside = node.and_then(|node| node.set_aside()).map(|aside| set_aside(now, &aside));
+    if let Some(aside) = aside {
+        return if work.is_empty() { aside } else { format!("{aside}; {work}") };
+    }
     match trouble {
         Some(trouble) if running > 0 => format!("{trouble}, {work}"),
         Some(trouble) => trouble,
         None => work,
     }
+}
+
+/// `stays: its node was suspended by ann until 12:00:00: disk is looked at`.
+fn set_aside(now: u64, aside: &SetAside<'_>) -> String {
+    let by = if aside.by.is_empty() { "somebody" } else { aside.by };
+    let until = match aside.until {
+        Some(until) => format!(" until {}", clock(now, until)),
+        None => String::new(),
+    };
+    format!("stays: its node was {} by {by}{until}{}", aside.word, because(aside.reason))
 }
 
 /// What is wrong with the node of an instance, and what comes of it.
@@ -391,6 +430,7 @@ mod tests {
             SetInstanceBehavior {
                 id,
                 behavior: Behavior::Run,
+                deadline_ms: None,
                 by: "".into(),
                 reason: "".into(),
                 evaluation_ids: Vec::new(),

@@ -127,8 +127,9 @@ impl Home {
 #[derive(Debug)]
 pub struct Fleet {
     config: FleetConfig,
-    /// Providers in the configuration of this server.
-    configured: BTreeSet<Text>,
+    /// Providers in the configuration of this server, and how many creates each may be asked for at
+    /// a time.
+    configured: BTreeMap<Text, usize>,
     demand: Demand,
     sources: Sources,
     groups: BTreeMap<Text, GroupWatch>,
@@ -158,7 +159,7 @@ pub struct Fleet {
 
 impl Fleet {
     /// A fleet that knows nothing before it is restored.
-    pub fn new(config: FleetConfig, configured: BTreeSet<Text>) -> Self {
+    pub fn new(config: FleetConfig, configured: BTreeMap<Text, usize>) -> Self {
         Self {
             config,
             configured,

@@ -136,6 +136,10 @@ pub const NO_CAPACITY_MS_MAX: u64 = 2 * 60 * 1000;
 pub const BACKOFF_LEVEL_MAX: u32 = 16;
 /// How long a refusal holds of which neither provider nor leader says how long, log time ms.
 pub const REFUSAL_MS: u64 = 60 * 1000;
+/// Creates of one provider under way, unless its configuration says otherwise.
+pub const PROVIDER_CREATES: usize = 32;
+/// Most creates of one provider under way.
+pub const PROVIDER_CREATES_MAX: usize = 1_000;
 /// Creates of a pool in an hour.
 pub const CREATES_PER_HOUR_MAX: u32 = 1_000_000;
 /// Capacity groups of all pools.

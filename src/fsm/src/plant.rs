@@ -125,11 +125,13 @@ pub enum Plant {
     QueueOrderLost,
     /// A new leader knows nothing of boots that failed before it.
     BackoffForgotten,
+    /// An instance whose node a person has set aside is shut down like another.
+    SetAsideShutDown,
 }
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 57] = [
+pub const TABLE: [(Plant, &str, &str); 58] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -187,12 +189,13 @@ pub const TABLE: [(Plant, &str, &str); 57] = [
     (Plant::DispatchTwice, "dispatch-twice", "tokens-forgotten"),
     (Plant::QueueOrderLost, "queue-order-lost", "youngest-child-first"),
     (Plant::BackoffForgotten, "backoff-forgotten", "failures-die-with-the-leader"),
+    (Plant::SetAsideShutDown, "set-aside-shut-down", "suspended-machine-idles-out"),
 ];
 
 #[cfg(feature = "plant")]
 impl Plant {
     /// Those of the pure packages: `fsm`, `leader`, `elastic` and `scheduler`.
-    pub const PURE: [Self; 41] = [
+    pub const PURE: [Self; 42] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
@@ -234,6 +237,7 @@ impl Plant {
         Self::DispatchTwice,
         Self::QueueOrderLost,
         Self::BackoffForgotten,
+        Self::SetAsideShutDown,
     ];
 
     /// The name it is asked for by.

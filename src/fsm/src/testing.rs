@@ -434,7 +434,10 @@ impl Driver {
     pub fn behave(&mut self, id: InstanceId, behavior: Behavior) {
         let evaluation_ids = self.evaluation_ids();
         let (by, reason) = ("alice@web1".into(), "disk is looked at".into());
-        self.accept(SetInstanceBehavior { id, behavior, by, reason, evaluation_ids }.into());
+        self.accept(
+            SetInstanceBehavior { id, behavior, deadline_ms: None, by, reason, evaluation_ids }
+                .into(),
+        );
     }
 
     /// Begins the end of an instance.

@@ -74,6 +74,9 @@ fn judge_change(before: &State, was: &Instance, now: &Instance, found: &mut Vec<
         found.push(format!("pool-held: {id} is held and shut down ({name})"));
     }
     let Some(node) = was.node else { return };
+    if before.nodes().get(&node).is_some_and(|node| node.set_aside().is_some()) {
+        found.push(format!("pool-set-aside: {id} is set aside and shut down ({name})"));
+    }
     let runs = |row: &&std::sync::Arc<fsm::Allocation>| {
         row.node == node && !crate::invariants::needs::has_ended(row)
     };

@@ -142,7 +142,7 @@ impl Fleet {
         self.want_for_jobs(look, pool, &room, &mut wanted);
         self.want_for_groups(look, pool, &room, &mut wanted);
         want_minimum(look, pool, &room, &mut wanted);
-        if !self.configured.contains(&pool.provider) {
+        if !self.configured.contains_key(&pool.provider) {
             let is_idle = wanted.new.is_empty() && look.rows.is_empty();
             if !is_idle && room.limited.is_empty() {
                 look.commands.push(not_configured(pool));
@@ -341,6 +341,7 @@ impl Fleet {
             let command = Command::SetInstanceBehavior(SetInstanceBehavior {
                 id: row.id,
                 behavior: Behavior::Drain,
+                deadline_ms: None,
                 by: "pool".into(),
                 reason: why.as_str().into(),
                 evaluation_ids: Vec::new(),
@@ -463,11 +464,13 @@ fn running(rows: &[Arc<Instance>]) -> u32 {
     u32::try_from(running.count()).unwrap_or(u32::MAX)
 }
 
-/// It counts against the pool's max, and nothing keeps it: no operator, and no mass loss.
+/// It counts against the pool's max, and nothing keeps it: no operator, who holds it or has set its
+/// node aside, and no mass loss.
 fn may_go(state: &State, row: &Instance) -> bool {
     row.state != InstanceState::ShuttingDown
         && row.behavior != Behavior::Hold
         && !is_in_mass_loss(state, row)
+        && !state.is_set_aside(row)
 }
 
 /// Types that should help an evaluation, and of which it has seen an idle machine.

@@ -3,6 +3,7 @@
 
 mod failures;
 mod groups;
+mod guards;
 mod limits;
 mod lists;
 mod lives;
@@ -361,7 +362,7 @@ fn wakes(gain: &CapacityGain, row: &Evaluation) -> bool {
 }
 
 fn fleet() -> Fleet {
-    Fleet::new(FleetConfig::default(), ["fake".into()].into())
+    Fleet::new(FleetConfig::default(), [("fake".into(), fsm::limits::PROVIDER_CREATES)].into())
 }
 
 fn name(id: InstanceId) -> String {

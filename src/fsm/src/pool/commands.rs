@@ -125,6 +125,8 @@ pub struct ObserveInstances {
 pub struct SetInstanceBehavior {
     pub id: InstanceId,
     pub behavior: Behavior,
+    /// What still runs on it after so long is stopped, ms; of a drain. None: it may run to its end.
+    pub deadline_ms: Option<u64>,
     /// As the client gave it.
     pub by: Text,
     pub reason: Text,

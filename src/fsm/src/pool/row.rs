@@ -243,6 +243,8 @@ pub struct Instance {
     /// Who said so last, and why; empty: nobody.
     pub behavior_by: Text,
     pub behavior_reason: Text,
+    /// When what still runs on it is stopped, if it drains; none: never.
+    pub drain_deadline_at: Option<TimeMs>,
     /// The job that it was made for first; none: for the pool's minimum.
     pub wanted_by: Option<JobKey>,
     /// What it is to a capacity group; none: it is a member of none.

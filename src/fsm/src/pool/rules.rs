@@ -189,6 +189,13 @@ impl State {
         row.node.is_none_or(|node| !self.is_busy(node))
     }
 
+    /// Whether a person has taken an instance's node out of service: only an operator ends such an
+    /// instance, whatever its machine seems to be.
+    pub fn is_set_aside(&self, row: &Instance) -> bool {
+        let node = row.node.and_then(|node| self.nodes.get(&node));
+        node.is_some_and(|node| node.set_aside().is_some()) && !is_planted(Plant::SetAsideShutDown)
+    }
+
     /// Why an instance may not be shut down for `cause` at this time.
     pub(super) fn why_not_shut_down(
         &self,
@@ -202,6 +209,9 @@ impl State {
         }
         if row.behavior == Behavior::Hold && !is_planted(Plant::HeldShutDown) {
             return invalid("the instance is held");
+        }
+        if self.is_set_aside(row) {
+            return invalid("a person has taken its node out of service");
         }
         if cause.needs_empty() && !self.is_empty_instance(row) {
             return invalid("allocations on the instance have not ended");

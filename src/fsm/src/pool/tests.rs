@@ -328,6 +328,7 @@ fn behavior_opens_and_closes_the_node() {
     let command = SetInstanceBehavior {
         id,
         behavior: Behavior::Run,
+        deadline_ms: None,
         by: "".into(),
         reason: "".into(),
         evaluation_ids: Vec::new(),
@@ -643,6 +644,7 @@ fn unknown_instances_are_refused_and_texts_are_cut() {
     let behave = SetInstanceBehavior {
         id,
         behavior: Behavior::Hold,
+        deadline_ms: None,
         by: "".into(),
         reason: "".into(),
         evaluation_ids: Vec::new(),
@@ -661,4 +663,34 @@ fn unknown_instances_are_refused_and_texts_are_cut() {
     driver.accept(ShutDownInstance { reason: long, ..command }.into());
     let longest = driver.node_row("a").events.iter().map(|event| event.message.len()).max();
     assert!(longest.unwrap() < 400, "{longest:?}");
+}
+
+/// The deadline of an instance's drain is that of its node's, also when it is said later.
+#[test]
+fn a_drain_of_an_instance_can_have_a_deadline() {
+    let mut driver = Driver::default();
+    driver.instance_pool("gpu", |_| {});
+    let id = driver.instance("gpu", "small", "a");
+    let drain = |deadline_ms| SetInstanceBehavior {
+        id,
+        behavior: Behavior::Drain,
+        deadline_ms,
+        by: "ann".into(),
+        reason: "".into(),
+        evaluation_ids: Vec::new(),
+    };
+    let deadline = |driver: &Driver| driver.node_row("a").drain.as_ref().unwrap().deadline_at;
+    driver.accept(drain(None).into());
+    assert_eq!(deadline(&driver), None);
+    driver.at_seconds(5);
+    driver.accept(drain(Some(60_000)).into());
+    assert_eq!(deadline(&driver), Some(START_MS + 65_000));
+    assert_eq!(driver.instance_row(id).drain_deadline_at, Some(START_MS + 65_000));
+    let held = SetInstanceBehavior { behavior: Behavior::Hold, ..drain(Some(1)) };
+    assert_eq!(refused(&mut driver, held.into()), "a deadline is of a drain");
+    driver.accept(SetInstanceBehavior { behavior: Behavior::Run, ..drain(None) }.into());
+    assert_eq!(
+        (driver.node_row("a").drain.clone(), driver.instance_row(id).drain_deadline_at),
+        (None, None)
+    );
 }

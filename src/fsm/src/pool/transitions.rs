@@ -284,6 +284,7 @@ impl Turn<'_> {
             behavior: Behavior::Run,
             behavior_by: "".into(),
             behavior_reason: "".into(),
+            drain_deadline_at: None,
             wanted_by: None,
             member: None,
             provider_id: "".into(),
@@ -381,6 +382,11 @@ impl Turn<'_> {
         if !row.provider_id.is_empty() && row.provider_id != *provider_id {
             return self.put_stray(stray_id(provider, provider_id), provider, scope, seen);
         }
+        if row.provider_id.is_empty()
+            && let Some(holder) = self.holder(provider, provider_id)
+        {
+            return self.refuse_shared_machine(row, provider_id, holder);
+        }
         row.provider_id = provider_id.clone();
         if !address.is_empty() {
             row.address = address.clone();
@@ -396,15 +402,42 @@ impl Turn<'_> {
         self.put_instance(row);
     }
 
+    /// The instance whose machine has this id.
+    fn holder(&self, provider: &Text, provider_id: &Text) -> Option<InstanceId> {
+        let is_it = |row: &&Arc<Instance>| {
+            row.provider == *provider && row.provider_id == *provider_id && !provider_id.is_empty()
+        };
+        self.state.instances.iter().find(is_it).map(|row| row.id)
+    }
+
+    /// The provider gave a machine for two keys. It is the first one's, on which something may run:
+    /// the second one has none, and its end must not be that of the machine.
+    fn refuse_shared_machine(&mut self, mut row: Instance, provider_id: &Text, holder: InstanceId) {
+        if row.state != InstanceState::Requested {
+            return;
+        }
+        let reason: Text = format!(
+            "the provider answered with machine {provider_id}, which is that of instance {holder}"
+        )
+        .into();
+        self.boot_failed(&mut row, BootFailure::NotMade, &reason);
+        row.state = InstanceState::ShuttingDown;
+        row.shutdown = Some(Shutdown {
+            cause: ShutdownCause::BootFailed,
+            reason: clip(&reason),
+            by: "".into(),
+            at: self.at,
+            attempts: 0,
+            last_error: "".into(),
+        });
+        row.missing = 0;
+        self.put_instance(row);
+    }
+
     /// A machine that nobody wants is destroyed. One that an instance has is not, whatever its tags say: they are
     /// lost, and the list that shows it so may come after the answer that made it known.
     fn put_stray(&mut self, id: InstanceId, provider: &Text, scope: &Text, seen: &SeenMachine) {
-        let is_it = |row: &&Arc<Instance>| {
-            row.provider == *provider
-                && row.provider_id == seen.provider_id
-                && !row.provider_id.is_empty()
-        };
-        let holder = self.state.instances.iter().find(is_it).map(|row| row.id);
+        let holder = self.holder(provider, &seen.provider_id);
         if let Ok(mut known) = self.instance(holder.unwrap_or(id)) {
             (known.seen_at, known.missing) = (self.at, 0);
             return self.put_instance(known);
@@ -465,11 +498,16 @@ impl Turn<'_> {
     }
 
     pub(crate) fn set_instance_behavior(&mut self, command: &SetInstanceBehavior) -> Outcome {
-        let SetInstanceBehavior { id, behavior, by, reason, evaluation_ids } = command;
-        let row = self.instance(*id)?;
+        let SetInstanceBehavior { id, behavior, deadline_ms, by, reason, evaluation_ids } = command;
+        let mut row = self.instance(*id)?;
         if row.state == InstanceState::ShuttingDown {
             return invalid("the instance is being shut down");
         }
+        if deadline_ms.is_some() && *behavior != Behavior::Drain {
+            return invalid("a deadline is of a drain");
+        }
+        row.drain_deadline_at =
+            deadline_ms.map(|ms| self.at.saturating_add(ms.min(limits::NODE_LIFE_MS_MAX)));
         let made = self.behave(row, *behavior, by, reason, evaluation_ids);
         Ok(Reply::Evaluations(made))
     }
@@ -504,7 +542,7 @@ impl Turn<'_> {
         let (node, is_open) = (row.node, row.is_open());
         let hard = row.member_drain().filter(|drain| drain.hard);
         let wanted = match row.behavior {
-            Behavior::Drain => Some(None),
+            Behavior::Drain => Some(row.drain_deadline_at),
             Behavior::Run => hard.map(|drain| Some(drain.deadline_at)),
             Behavior::Hold => None,
         };
@@ -525,6 +563,11 @@ impl Turn<'_> {
                     cancelable: true,
                 };
                 self.begin_drain(&mut node, drain, &BTreeMap::new());
+            }
+            Some(deadline_at) if is_ours => {
+                if let Some(drain) = &mut node.drain {
+                    drain.deadline_at = deadline_at;
+                }
             }
             None if is_ours => {
                 self.end_drain(&mut node, DrainStatus::Canceled, &BTreeMap::new());

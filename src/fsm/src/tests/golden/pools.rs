@@ -74,6 +74,7 @@ fn instance() -> Instance {
         behavior: Behavior::Drain,
         behavior_by: "alice".into(),
         behavior_reason: "old".into(),
+        drain_deadline_at: Some(15),
         wanted_by: Some(job_key("t")),
         member: Some(super::capacity::member()),
         provider_id: "i-1".into(),
@@ -215,6 +216,7 @@ pub(super) fn commands() -> Vec<Command> {
         Command::SetInstanceBehavior(SetInstanceBehavior {
             id: ID,
             behavior: Behavior::Hold,
+            deadline_ms: Some(16),
             by: "alice".into(),
             reason: "look".into(),
             evaluation_ids: evaluation_ids.clone(),

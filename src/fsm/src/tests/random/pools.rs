@@ -261,6 +261,7 @@ impl Maker<'_> {
             _ => Command::SetInstanceBehavior(SetInstanceBehavior {
                 id: self.instance(),
                 behavior: self.dice.choose(&Behavior::ALL),
+                deadline_ms: None,
                 by,
                 reason: "look".into(),
                 evaluation_ids: self.evaluation_ids(),
