@@ -44,6 +44,8 @@ pub struct Waiting {
     /// Classes of nodes on which it cannot run: a machine of one does not wake it.
     pub ruled_out: BTreeSet<ClassId>,
     pub needs: Vec<Need>,
+    /// Until when types that did not help are left out; none: no type is.
+    pub unhelped_until: Option<u64>,
 }
 
 /// When a machine that is there last gained room, and the class of its node.
@@ -95,7 +97,7 @@ impl Demand {
         let mut pools = Vec::new();
         pools.extend(self.forget(id));
         if let Some(row) = state.evaluations().get(&id)
-            && let Some((pool, waiting)) = waiting(state, row)
+            && let Some((pool, waiting)) = waiting(state, state.at(), row)
         {
             let place = (Reverse(row.priority), row.create_index, id);
             self.known.insert(id, (pool.clone(), place));
@@ -105,6 +107,21 @@ impl Demand {
             pools.push(pool);
         }
         pools
+    }
+
+    /// Looks again at what waits for a pool and left out types for a time that is over now.
+    pub fn renew(&mut self, state: &State, now: u64, pool: &str) {
+        let is_over = |one: &&Arc<Waiting>| one.unhelped_until.is_some_and(|until| until <= now);
+        let over: Vec<_> = self.of(pool).filter(is_over).map(|one| one.evaluation).collect();
+        for id in over {
+            let row = state.evaluations().get(&id);
+            let Some((_, waiting)) = row.and_then(|row| waiting(state, now, row)) else { continue };
+            if let Some((pool, place)) = self.known.get(&id)
+                && let Some(known) = self.by_pool.get_mut(pool).and_then(|all| all.get_mut(place))
+            {
+                *known = Arc::new(waiting);
+            }
+        }
     }
 
     /// A job has changed: what its evaluations need may be something else.
@@ -152,15 +169,15 @@ impl Demand {
     }
 }
 
-/// What an evaluation needs of which pool; none: it waits for no machine.
-pub fn waiting(state: &State, row: &Evaluation) -> Option<(Text, Waiting)> {
+/// What an evaluation needs of which pool at log time `now`; none: it waits for no machine.
+pub fn waiting(state: &State, now: u64, row: &Evaluation) -> Option<(Text, Waiting)> {
     if row.status != EvaluationStatus::Blocked || row.node.is_some() || row.kind.is_per_node() {
         return None;
     }
     let job = state.jobs().get(&row.job).filter(|job| !job.stop)?;
     let spec = state.current_spec(job)?;
     let pool = state.instance_pools().get(&spec.node_pool)?;
-    let unhelped = state.unhelped_by(&row.job, job.job_modify_index);
+    let unhelped = state.unhelped_by(&row.job, job.job_modify_index, now);
     let mut declared = Declared::new(spec);
     let mut needs = Vec::new();
     for (number, group) in spec.groups.iter().enumerate() {
@@ -183,8 +200,9 @@ pub fn waiting(state: &State, row: &Evaluation) -> Option<(Text, Waiting)> {
                     why_not = Some(
                         format!(
                             "a machine of type \"{}\" came and the job stayed blocked: its \
-                             declared node differs from the real one, or others hold it",
-                            kind.name
+                             declared node differs from the real one, or others hold it; {}",
+                            kind.name,
+                            unhelped.map_or_else(String::new, |row| tried_again(now, row.until)),
                         )
                         .into(),
                     );
@@ -214,8 +232,14 @@ pub fn waiting(state: &State, row: &Evaluation) -> Option<(Text, Waiting)> {
         snapshot_index: row.snapshot_index,
         ruled_out: ruled_out(row),
         needs,
+        unhelped_until: unhelped.map(|row| row.until),
     };
     Some((pool.name.clone(), waiting))
+}
+
+/// `tried again at 12:00:00`.
+fn tried_again(now: u64, until: u64) -> String {
+    format!("tried again at {}", crate::explain::clock(now, until))
 }
 
 /// Classes whose gains do not wake an evaluation, by the rule of the leader's blocked evaluations.

@@ -333,7 +333,7 @@ fn span(ms: u64) -> String {
 }
 
 /// A time of day in UTC, with its date when that is another day than `now`.
-fn clock(now: u64, at: u64) -> String {
+pub(crate) fn clock(now: u64, at: u64) -> String {
     let moment = |ms: u64| DateTime::from_unix(i64::try_from(ms / 1_000).unwrap_or(i64::MAX));
     let (now, at) = (moment(now), moment(at));
     if (now.year, now.month, now.day) == (at.year, at.month, at.day) {

@@ -18,7 +18,7 @@ const NAMED_MAX: usize = 3;
 
 /// What a blocked evaluation waits for in its job's pool; empty: it waits for no machine.
 pub fn evaluation(state: &State, now: u64, row: &Evaluation) -> Vec<String> {
-    let Some((name, waiting)) = waiting(state, row) else { return Vec::new() };
+    let Some((name, waiting)) = waiting(state, now, row) else { return Vec::new() };
     let Some(pool) = state.instance_pools().get(&name) else { return Vec::new() };
     let mut sentences: Vec<String> = waiting
         .needs

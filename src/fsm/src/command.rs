@@ -235,7 +235,10 @@ pub enum Rejection {
         found: Index,
     },
     /// A source of requirements has said something newer.
-    #[error("source \"{name}\" has said something newer: epoch {epoch}, sequence {seq}")]
+    #[error(
+        "source \"{name}\" has said something newer: epoch {epoch}, sequence {seq}; a lower epoch is \
+         taken when that word has expired"
+    )]
     StaleRequirements {
         /// Of the source.
         name: Text,

@@ -132,6 +132,11 @@ pub const BOOT_BACKOFF_MS_MAX: u64 = 10 * 60 * 1000;
 /// Longest pause after a lack of capacity of which the provider does not say how long it lasts, log
 /// time ms.
 pub const NO_CAPACITY_MS_MAX: u64 = 2 * 60 * 1000;
+/// How long a job that a machine did not help is no demand for its type; doubled each time, log
+/// time ms.
+pub const UNHELPED_MS: u64 = 15 * 60 * 1000;
+/// The longest such time, log time ms.
+pub const UNHELPED_MS_MAX: u64 = 4 * 60 * 60 * 1000;
 /// How often a pause is doubled at most.
 pub const BACKOFF_LEVEL_MAX: u32 = 16;
 /// How long a refusal holds of which neither provider nor leader says how long, log time ms.

@@ -113,7 +113,8 @@ impl Account {
         let known = self.words.get(&word.source);
         let is_due = known.is_none_or(|known| {
             let is_same = known.expired_at.is_none() && known.amounts == word.amounts;
-            order > known.order || (order == known.order && is_same)
+            let is_anew = known.expired_at.is_some() && word.epoch < known.order.0;
+            order > known.order || (order == known.order && is_same) || is_anew
         });
         let is_declared = word.amounts.keys().all(|name| after.capacity_group(name).is_some());
         let source = &word.source;
@@ -157,7 +158,8 @@ impl Account {
     fn judge_sources(&self, before: &State, after: &State, found: &mut Vec<String>) {
         for row in before.capacity_sources().iter() {
             let now = after.capacity_sources().get(&row.name).map(|now| (now.epoch, now.seq));
-            if now.is_some_and(|now| now < (row.epoch, row.seq)) {
+            let is_anew = |now: &(u64, u64)| row.expired_at > 0 && now.0 < row.epoch;
+            if now.is_some_and(|now| now < (row.epoch, row.seq) && !is_anew(&now)) {
                 let name = &row.name;
                 found.push(format!("capacity-order: {name} went back to {now:?}"));
             }

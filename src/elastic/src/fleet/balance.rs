@@ -22,8 +22,8 @@ use fsm::{
     node::GainKey,
     plant::{Plant, is_planted},
     pool::{
-        Behavior, InstanceType, Intent, LimitClass, LimitPool, NoteUnhelped, RequestInstances,
-        SetInstanceBehavior, ShutdownCause,
+        BY_POOL, Behavior, InstanceType, Intent, LimitClass, LimitPool, NoteUnhelped,
+        RequestInstances, SetInstanceBehavior, ShutdownCause,
     },
 };
 
@@ -137,6 +137,7 @@ pub(super) struct Wanted {
 impl Fleet {
     /// Grows the pool by what waits, and shrinks it by what idles.
     pub(super) fn balance(&mut self, look: &mut Look<'_>, pool: &InstancePool) {
+        self.end_own_drains(look, pool);
         let room = Room::new(look, pool, self.remembers(look.state, pool));
         let mut wanted = Wanted::default();
         self.want_for_jobs(look, pool, &room, &mut wanted);
@@ -156,6 +157,37 @@ impl Fleet {
         }
     }
 
+    /// What the pool drains itself, for its max or because a type was taken out, runs again when the
+    /// reason is gone: the file was put right, or others went.
+    fn end_own_drains(&mut self, look: &mut Look<'_>, pool: &InstancePool) {
+        let is_own = |row: &&Arc<Instance>| {
+            row.behavior == Behavior::Drain
+                && &*row.behavior_by == BY_POOL
+                && row.state != InstanceState::ShuttingDown
+        };
+        // Also what goes already counts against the max.
+        let count = look.rows.iter().filter(|row| !is_own(row)).count();
+        let room = usize::try_from(pool.max).unwrap_or(usize::MAX).saturating_sub(count);
+        let mut drained: Vec<_> = look
+            .rows
+            .iter()
+            .filter(is_own)
+            .filter(|row| pool.types.contains_key(&row.kind.name))
+            .collect();
+        drained.sort_by_key(|row| (look.state.is_empty_instance(row), row.id));
+        for row in drained.into_iter().take(room.min(NOTES_MAX)) {
+            let command = Command::SetInstanceBehavior(SetInstanceBehavior {
+                id: row.id,
+                behavior: Behavior::Run,
+                deadline_ms: None,
+                by: BY_POOL.into(),
+                reason: "the pool has room for it again".into(),
+                evaluation_ids: Vec::new(),
+            });
+            self.ask(look, row.id, command);
+        }
+    }
+
     /// What blocked evaluations want: machines for what does not fit on those that are there or
     /// coming.
     fn want_for_jobs(
@@ -165,6 +197,11 @@ impl Fleet {
         room: &Room,
         wanted: &mut Wanted,
     ) {
+        self.demand.renew(look.state, look.now, &pool.name);
+        let ends = self.demand.of(&pool.name).filter_map(|one| one.unhelped_until).min();
+        if let Some(at) = ends {
+            look.due(at);
+        }
         let waiting = self.demand.of(&pool.name);
         let mut waiting: Vec<Arc<Waiting>> =
             waiting.filter(|one| !is_of_mass_loss(look.state, one.evaluation)).cloned().collect();
@@ -257,7 +294,7 @@ impl Fleet {
                 continue;
             }
             notes += 1;
-            let known = look.state.unhelped_by(&one.job, one.job_modify_index);
+            let known = look.state.unhelped_by(&one.job, one.job_modify_index, now);
             types.extend(known.into_iter().flat_map(|row| row.types.iter().cloned()));
             types.sort_unstable();
             types.dedup();
@@ -342,7 +379,7 @@ impl Fleet {
                 id: row.id,
                 behavior: Behavior::Drain,
                 deadline_ms: None,
-                by: "pool".into(),
+                by: BY_POOL.into(),
                 reason: why.as_str().into(),
                 evaluation_ids: Vec::new(),
             });

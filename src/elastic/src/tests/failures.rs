@@ -45,7 +45,7 @@ impl World {
 
     /// The agent registers, and its readiness check says no for good.
     fn boot_in_vain(&mut self, id: InstanceId) {
-        self.register_agent(id);
+        self.register_agent(id, &[]);
         let name = name(id);
         self.driver.readiness(&name, Readiness::Fatal);
         let now = self.at();

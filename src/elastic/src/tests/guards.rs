@@ -66,9 +66,9 @@ fn what_a_person_has_set_aside_is_not_idled_out() {
         world.set_pool(|pool| pool.max = 0);
         world.pass(MINUTE);
         assert_eq!(world.cause(id), None, "suspended: {suspends}");
-        let word = if suspends { "suspended by ann until" } else { "made ineligible by ann" };
+        let how = if suspends { "suspended by ann until" } else { "made ineligible by ann" };
         let said = world.said(id);
-        assert!(said.starts_with(&format!("stays: its node was {word}")), "{said}");
+        assert!(said.starts_with(&format!("stays: its node was {how}")), "{said}");
         let pool = world.driver.state.instance_pools().get(&"p".into()).unwrap();
         let waits = crate::explain::pool(&world.driver.state, world.at(), pool).join("; ");
         assert!(waits.contains(&said), "{waits}");
@@ -191,11 +191,8 @@ fn hanging_creates_leave_places_to_others() {
     world.stop("done");
     world.job("web", 40);
     let of = |world: &World, pool: &str| {
-        let creates = world.calls.iter().filter(|(_, call)| match &call.operation {
-            Operation::Create(create) => &*create.pool == pool,
-            _ => false,
-        });
-        creates.count()
+        let is_of = |(_, call): &&(CallId, Call)| matches!(&call.operation, Operation::Create(create) if &*create.pool == pool);
+        world.calls.iter().filter(is_of).count()
     };
     assert_eq!(of(&world, "p"), 16, "half of the places");
     world.register(JobSpec { node_pool: "q".into(), ..spec("other", 5, 600) });

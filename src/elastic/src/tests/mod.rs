@@ -234,7 +234,12 @@ impl World {
 
     /// The agent of an instance registers and is ready.
     fn boot(&mut self, id: InstanceId) {
-        self.register_agent(id);
+        self.boot_with(id, &[]);
+    }
+
+    /// The same, with more attributes than other nodes.
+    fn boot_with(&mut self, id: InstanceId, more: &[(&str, &str)]) {
+        self.register_agent(id, more);
         let name = name(id);
         self.driver.readiness(&name, fsm::node::Readiness::Ok);
         let now = self.at();
@@ -242,15 +247,17 @@ impl World {
         self.run();
     }
 
-    fn register_agent(&mut self, id: InstanceId) {
+    fn register_agent(&mut self, id: InstanceId, more: &[(&str, &str)]) {
         let row = self.row(id);
         let name = name(id);
         let resources = fsm::node::NodeResources {
             total: row.kind.resources(),
             ..description(&name).resources
         };
-        let description =
+        let mut description =
             NodeDescription { pool: row.pool.clone(), resources, ..description(&name) };
+        let more = more.iter().map(|(key, value)| ((*key).into(), (*value).into()));
+        description.attributes.extend(more);
         let command = Command::RegisterNode(RegisterNode {
             instance: Some(fsm::node::InstanceProof { id, token: row.token }),
             node: node_id(&name),

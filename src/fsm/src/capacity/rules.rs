@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{BusyRule, CapacityGroup, CapacityTarget, Dimension, MemberDrain, Prediction};
+use super::{
+    BusyRule, CapacityGroup, CapacitySource, CapacityTarget, Dimension, MemberDrain, Prediction,
+};
 use crate::{
     id::{Text, TimeMs},
     limits,
@@ -154,6 +156,14 @@ impl MemberPhase {
             Self::Coming | Self::Active => true,
             Self::Away | Self::Apart | Self::Draining | Self::Ending => false,
         }
+    }
+}
+
+impl CapacitySource {
+    /// A source that fell silent may begin anew in a lower epoch: it has lost what it counted by. A
+    /// word of the epoch that expired is late, whenever it comes.
+    pub fn may_begin_anew(&self, epoch: u64) -> bool {
+        self.expired_at > 0 && epoch < self.epoch
     }
 }
 

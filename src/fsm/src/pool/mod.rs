@@ -21,3 +21,4 @@ pub use row::{
 };
 pub(crate) use rules::is_name;
 pub use rules::stray_id;
+pub use transitions::BY_POOL;

@@ -401,7 +401,7 @@ impl Row for ProviderList {
 }
 
 /// A job that stayed blocked although an idle machine of a type was there: the type does not help
-/// it. It is no demand for these types until the job or the pool changes.
+/// it. It is no demand for these types for a time that doubles, or until the job or the pool changes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Unhelped {
     pub job: JobKey,
@@ -413,6 +413,10 @@ pub struct Unhelped {
     /// Names of the types, sorted.
     pub types: Vec<Text>,
     pub at: TimeMs,
+    /// Until when it holds: the provider's machines may have become others.
+    pub until: TimeMs,
+    /// How often it was found so, as job and pool are now; never 0.
+    pub level: u32,
 }
 
 impl Row for Unhelped {

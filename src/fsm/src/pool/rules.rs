@@ -176,8 +176,22 @@ impl State {
                     >= usize::try_from(limit.below).unwrap_or(usize::MAX))
     }
 
-    /// What is known not to help a job as it is now, in its pool as it is now.
-    pub fn unhelped_by(&self, job: &JobKey, job_modify_index: u64) -> Option<&Arc<Unhelped>> {
+    /// What is known at log time `at` not to help a job as it is now, in its pool as it is now.
+    pub fn unhelped_by(
+        &self,
+        job: &JobKey,
+        job_modify_index: u64,
+        at: TimeMs,
+    ) -> Option<&Arc<Unhelped>> {
+        self.found_unhelped(job, job_modify_index).filter(|row| at < row.until)
+    }
+
+    /// The same, also when its time is over.
+    pub(super) fn found_unhelped(
+        &self,
+        job: &JobKey,
+        job_modify_index: u64,
+    ) -> Option<&Arc<Unhelped>> {
         let row = self.unhelped.get(job)?;
         let pool = self.instance_pools.get(&row.pool)?;
         (row.job_modify_index == job_modify_index && row.pool_modify_index == pool.modify_index)

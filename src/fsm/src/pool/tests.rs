@@ -622,7 +622,9 @@ fn what_does_not_help_a_job_is_kept_until_job_or_pool_change() {
     assert_eq!(refused(&mut driver, note(99)), "the job or the pool has changed");
     let pool_modify_index = pool_row(&driver).modify_index;
     driver.accept(note(pool_modify_index));
-    let known = |driver: &Driver, index| driver.state.unhelped_by(&job_key("t"), index).is_some();
+    let known = |driver: &Driver, index| {
+        driver.state.unhelped_by(&job_key("t"), index, driver.now).is_some()
+    };
     assert!(known(&driver, job_modify_index));
     assert!(!known(&driver, job_modify_index + 1), "the job changed");
     driver.accept(pause(true));

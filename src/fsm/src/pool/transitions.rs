@@ -28,6 +28,8 @@ use crate::{
     settings::{NodePool, check_name},
 };
 
+/// Who has said what a pool itself says of its instances.
+pub const BY_POOL: &str = "pool";
 /// Owner of the drains that are begun for an instance that drains.
 const DRAIN_OWNER: &str = "instance pool";
 
@@ -138,7 +140,7 @@ impl Turn<'_> {
             .collect();
         for row in left {
             let reason = format!("type \"{}\" was taken out of the pool", row.kind.name);
-            self.behave((*row).clone(), Behavior::Drain, "pool", &reason, &[]);
+            self.behave((*row).clone(), Behavior::Drain, BY_POOL, &reason, &[]);
         }
         Ok(Reply::Done)
     }
@@ -657,8 +659,20 @@ impl Turn<'_> {
         if !is_now || pool_row.is_none_or(|row| row.modify_index != *pool_modify_index) {
             return invalid("the job or the pool has changed");
         }
+        let known = self.state.found_unhelped(job, *job_modify_index);
+        // Another type while the first still holds is the same trial.
+        let level = known.map_or(1, |known| {
+            let is_over = known.until <= self.at;
+            known.level.saturating_add(u32::from(is_over)).min(limits::BACKOFF_LEVEL_MAX)
+        });
+        let pause_ms = limits::UNHELPED_MS
+            .checked_shl(level.saturating_sub(1))
+            .unwrap_or(limits::UNHELPED_MS_MAX)
+            .min(limits::UNHELPED_MS_MAX);
         self.state.unhelped.put(
             Unhelped {
+                until: self.at.saturating_add(pause_ms),
+                level,
                 job: job.clone(),
                 job_modify_index: *job_modify_index,
                 pool: pool.clone(),

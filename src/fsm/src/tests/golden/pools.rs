@@ -133,6 +133,8 @@ pub(super) fn pin(golden: &mut Golden) {
         pool_modify_index: 2,
         types: vec!["small".into()],
         at: 3,
+        until: 4,
+        level: 5,
     };
     golden.pin("unhelped", &unhelped);
     let backoff = Backoff {
