@@ -305,6 +305,7 @@ fn rows_of(state: &State, table: TableId) -> usize {
         | TableId::ProviderLists
         | TableId::Unhelped
         | TableId::PoolHistories
+        | TableId::ProviderStates
         | TableId::Tombstones
         | TableId::CapacityGains
         | TableId::Sessions

@@ -15,8 +15,13 @@ use super::{
 use crate::jobspec;
 
 /// What a pool shows is in these.
-const TABLES: &[TableId] =
-    &[TableId::InstancePools, TableId::Instances, TableId::ProviderLimits, TableId::PoolHistories];
+const TABLES: &[TableId] = &[
+    TableId::InstancePools,
+    TableId::Instances,
+    TableId::ProviderLimits,
+    TableId::PoolHistories,
+    TableId::ProviderStates,
+];
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()

@@ -41,6 +41,7 @@ mod node;
 mod node_life;
 mod node_pool;
 mod operator;
+mod provider;
 mod request_body;
 mod requests;
 pub mod rival;
@@ -159,6 +160,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         .merge(node_pool::routes())
         .merge(instance_pool::routes())
         .merge(instance::routes())
+        .merge(provider::routes())
         .merge(capacity::routes())
         .merge(namespace::routes())
         .merge(status::routes())

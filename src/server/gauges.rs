@@ -153,6 +153,20 @@ fn pool_gauges(state: &State, now: TimeMs, put: &mut impl FnMut(&str, u64)) {
     }
 }
 
+/// How providers do, as leaders noted it.
+fn provider_state_gauges(state: &State, now: TimeMs, put: &mut impl FnMut(&str, u64)) {
+    for row in state.provider_states().iter() {
+        let mut gauge = |name: &str, value: u64| {
+            put(&format!("providers.{name}{{provider={}}}", row.provider), value);
+        };
+        gauge("answering", row.is_answering().into());
+        let failing_ms = if row.is_answering() { 0 } else { now.saturating_sub(row.since) };
+        gauge("failing_ms", failing_ms);
+        gauge("creates_under_way", row.creates.into());
+        gauge("destroys_under_way", row.destroys.into());
+    }
+}
+
 /// Calls to providers that this server has made, by operation and outcome.
 fn provider_gauges(core: &Core, put: &mut impl FnMut(&str, u64)) {
     let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
@@ -236,6 +250,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     status_gauges(&state, &mut put);
     capacity_gauges(&state, &mut put);
     pool_gauges(&state, core.contact.time.now(), &mut put);
+    provider_state_gauges(&state, core.contact.time.now(), &mut put);
     provider_gauges(core, &mut put);
     put("process.resident_bytes", resident_bytes());
     put("process.cpu_ms", cpu_ms());

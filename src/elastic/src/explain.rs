@@ -7,7 +7,7 @@ mod group;
 
 use calendar::DateTime;
 use fsm::{
-    Liveness, Node, State,
+    Liveness, Node, State, Text,
     node::SetAside,
     pool::{
         Behavior, BootFailure, Instance, InstancePool, InstanceState, InstanceType, LimitScope,
@@ -31,7 +31,10 @@ pub fn state_word(state: &State, row: &Instance) -> &'static str {
 /// What an instance waits for, or why it stays or goes.
 pub fn instance(state: &State, now: u64, row: &Instance) -> String {
     if let Some(shutdown) = &row.shutdown {
-        return ending(shutdown);
+        return match provider(state, now, &row.provider) {
+            Some(trouble) => format!("{}; {trouble}", ending(shutdown)),
+            None => ending(shutdown),
+        };
     }
     let mut sentence = match row.state {
         InstanceState::Requested => {
@@ -42,6 +45,11 @@ pub fn instance(state: &State, now: u64, row: &Instance) -> String {
         InstanceState::Bound => bound(state, now, row),
         InstanceState::ShuttingDown => "shut down".to_owned(),
     };
+    if row.state == InstanceState::Requested
+        && let Some(trouble) = provider(state, now, &row.provider)
+    {
+        sentence = format!("{sentence}; {trouble}");
+    }
     let is_coming = matches!(row.state, InstanceState::Requested | InstanceState::Booting);
     if is_coming && !row.last_words.is_empty() {
         sentence = format!("{sentence}: {}", row.last_words);
@@ -65,6 +73,17 @@ pub fn instance(state: &State, now: u64, row: &Instance) -> String {
     }
 }
 
+/// What is wrong with a provider, if its calls are not answered as they should be.
+pub fn provider(state: &State, now: u64, name: &Text) -> Option<String> {
+    let row = state.provider_states().get(name).filter(|row| !row.is_answering())?;
+    Some(format!(
+        "provider {name} has not answered as it should since {} ({}){}",
+        clock(now, row.since),
+        row.failing,
+        because(&row.last_error)
+    ))
+}
+
 /// What stops a pool from growing or shrinking now, a sentence each.
 pub fn pool(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
     let mut sentences = Vec::new();
@@ -73,6 +92,7 @@ pub fn pool(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
         let why = because(&pause.reason);
         sentences.push(format!("paused by {by} since {}{why}", clock(now, pause.at)));
     }
+    sentences.extend(provider(state, now, &pool.provider));
     let count = state.instance_count(&pool.name);
     if count >= usize::try_from(pool.max).unwrap_or(usize::MAX) {
         sentences.push(format!("at max: {count} of {} instances", pool.max));

@@ -20,6 +20,7 @@
 //! | `groups` | capacity groups: decisions, drains, machines for what is lacking |
 //! | `duty` | what one instance asks for by itself: its deadlines, and the end of what drains |
 //! | `calls` | calls to providers that are due or under way |
+//! | `health` | how providers do, noted for those who wait |
 //! | `outcomes` | what answers mean, and outcomes of creates until the state has them |
 //! | `steps`, `tally` | what happened to instances, for the log and for dashboards |
 
@@ -27,6 +28,7 @@ mod balance;
 mod calls;
 mod duty;
 mod groups;
+mod health;
 mod outcomes;
 mod steps;
 mod tally;
@@ -312,6 +314,7 @@ impl Fleet {
         }
         self.list(now);
         self.repeat_outcomes(now, state, &mut commands);
+        self.note_providers(now, state, &mut commands);
         commands.extend(self.sources.step(now));
         let due = |watch: &PoolWatch| watch.look_at().is_some_and(|at| at <= now);
         let names: Vec<Text> = self
@@ -355,7 +358,8 @@ impl Fleet {
         let pools = self.pools.values().filter_map(PoolWatch::look_at);
         let kept = self.kept.values().map(|kept| kept.again_at);
         let sources = self.sources.next_deadline();
-        pools.chain(self.next_list()).chain(kept).chain(sources).min()
+        let notes = self.providers.values().filter_map(|watch| watch.health.due_at);
+        pools.chain(self.next_list()).chain(kept).chain(sources).chain(notes).min()
     }
 
     fn is_warm(&self, now: u64) -> bool {

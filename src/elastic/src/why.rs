@@ -78,7 +78,8 @@ fn stops(state: &State, now: u64, pool: &InstancePool, needs: &[&Need]) -> Vec<S
         let most = pool.max_creates_per_hour;
         history.protected_since > 0 || (most > 0 && history.asked_lately(now) >= most)
     });
-    if is_open && !at_max && !is_bound_by_past && pool.paused.is_none() {
+    let answers = explain::provider(state, now, &pool.provider).is_none();
+    if is_open && !at_max && !is_bound_by_past && answers && pool.paused.is_none() {
         return Vec::new();
     }
     explain::pool(state, now, pool)

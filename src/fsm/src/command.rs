@@ -27,8 +27,8 @@ use crate::{
     },
     plan::{ApplyPlans, PlanVerdict},
     pool::{
-        DeleteInstancePool, DestroyOutcome, InstanceOutcome, LimitPool, NoteInstance, NoteUnhelped,
-        ObserveInstances, PauseInstancePool, RequestInstances, SetInstanceBehavior,
+        DeleteInstancePool, DestroyOutcome, InstanceOutcome, LimitPool, NoteInstance, NoteProvider,
+        NoteUnhelped, ObserveInstances, PauseInstancePool, RequestInstances, SetInstanceBehavior,
         ShutDownInstance, UpsertInstancePool,
     },
     session::Request,
@@ -114,6 +114,7 @@ pub enum Command {
     StopChildren(StopChildren),
     LaunchPeriodic(LaunchPeriodic),
     ForcePeriodic(ForcePeriodic),
+    NoteProvider(NoteProvider),
 }
 
 macro_rules! from_structs {
@@ -183,6 +184,7 @@ from_structs! {
     StopChildren,
     LaunchPeriodic,
     ForcePeriodic,
+    NoteProvider,
 }
 
 /// Why a command changed nothing. The same on every replica.

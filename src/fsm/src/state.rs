@@ -25,7 +25,9 @@ use crate::{
     job::{Children, GroupScaling, Job, JobKind, JobSpec, JobVersion},
     limits,
     node::{CapacityGain, Census, Drain, MassLoss, Node, Occupancy, OfflineNode, Tombstone},
-    pool::{Instance, InstancePool, PoolHistory, ProviderLimit, ProviderList, Unhelped},
+    pool::{
+        Instance, InstancePool, PoolHistory, ProviderLimit, ProviderList, ProviderState, Unhelped,
+    },
     resources::NodeUsage,
     session::Session,
     settings::{Namespace, NodeLife, NodePool, SchedulerConfiguration},
@@ -77,6 +79,7 @@ pub struct State {
     pub(crate) instances: Table<Instance>,
     pub(crate) provider_limits: Table<ProviderLimit>,
     pub(crate) pool_histories: Table<PoolHistory>,
+    pub(crate) provider_states: Table<ProviderState>,
     pub(crate) provider_lists: Table<ProviderList>,
     pub(crate) unhelped: Table<Unhelped>,
     pub(crate) capacity_sources: Table<CapacitySource>,
@@ -252,6 +255,11 @@ impl State {
     /// What pools have asked for, and what came of it.
     pub fn pool_histories(&self) -> &Table<PoolHistory> {
         &self.pool_histories
+    }
+
+    /// How providers do, as leaders found it.
+    pub fn provider_states(&self) -> &Table<ProviderState> {
+        &self.provider_states
     }
 
     /// The last list of each provider.
@@ -577,6 +585,7 @@ impl State {
             TableId::Deployments => self.deployments.changed(),
             TableId::GroupScalings => self.group_scalings.changed(),
             TableId::PoolHistories => self.pool_histories.changed(),
+            TableId::ProviderStates => self.provider_states.changed(),
         }
     }
 
@@ -608,6 +617,7 @@ impl State {
             self.deployments.digest(),
             self.group_scalings.digest(),
             self.pool_histories.digest(),
+            self.provider_states.digest(),
         ] {
             sum.add(digest.0);
         }
@@ -647,6 +657,7 @@ impl State {
             .chain(self.deployments.stored_rows())
             .chain(self.group_scalings.stored_rows())
             .chain(self.pool_histories.stored_rows())
+            .chain(self.provider_states.stored_rows())
     }
 
     /// Takes one row as it stands on disk. Rows may come in any order; call [`Self::load_done`]
@@ -684,6 +695,7 @@ impl State {
             TableId::Deployments => load!(deployments),
             TableId::GroupScalings => load!(group_scalings),
             TableId::PoolHistories => load!(pool_histories),
+            TableId::ProviderStates => load!(provider_states),
         }
         .map_err(|source| LoadError::Row { table, source })
     }
@@ -715,6 +727,7 @@ impl State {
         self.deployments.set_changed(changed(TableId::Deployments));
         self.group_scalings.set_changed(changed(TableId::GroupScalings));
         self.pool_histories.set_changed(changed(TableId::PoolHistories));
+        self.provider_states.set_changed(changed(TableId::ProviderStates));
         (self.index, self.term) = (head.index, head.term);
         (self.at, self.session_floor) = (head.at, head.session_floor);
         self.rebuild_derived();

@@ -42,11 +42,12 @@ pub enum TableId {
     Deployments = 23,
     GroupScalings = 24,
     PoolHistories = 25,
+    ProviderStates = 26,
 }
 
 impl TableId {
     /// All tables, in the order of their numbers.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Jobs,
         Self::JobVersions,
         Self::Nodes,
@@ -71,6 +72,7 @@ impl TableId {
         Self::Deployments,
         Self::GroupScalings,
         Self::PoolHistories,
+        Self::ProviderStates,
     ];
 
     /// The byte on disk.

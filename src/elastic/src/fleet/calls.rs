@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{Instance, InstanceId, InstancePool, InstanceState, State, Text, limits, pool::Intent};
 
-use super::{CallId, Fleet, Look, duty::is_silent};
+use super::{CallId, Fleet, Look, duty::is_silent, health::Health};
 use crate::{
     call::{Call, Create, Operation, TAG_INSTANCE, TAG_POOL, TAG_TYPE, tags},
     sync::Lists,
@@ -58,6 +58,7 @@ pub(super) struct ProviderWatch {
     /// It was asked for a machine once, by whichever leader: a create that hangs may make one when
     /// its instance and its pool have gone, and only a list shows it.
     pub(super) is_used: bool,
+    pub(super) health: Health,
 }
 
 impl ProviderWatch {
@@ -85,6 +86,11 @@ impl ProviderWatch {
             Lane::Look => self.looks < LOOKS_MAX,
             Lane::List => self.listing.is_none(),
         }
+    }
+
+    /// Creates and destroys that have not been answered.
+    pub(super) fn places(&self) -> (usize, usize) {
+        (self.creates.values().sum(), self.destroys)
     }
 
     /// A call goes out, or is answered.

@@ -66,6 +66,7 @@ impl Fleet {
         answer: Result<Answer, ProviderError>,
     ) -> Vec<Command> {
         let Some(flight) = self.flights.remove(&id) else { return Vec::new() };
+        self.note_answer(now, state, &flight, &answer);
         if self.land(id, &flight) {
             // Something may have waited for the place.
             self.pools.values_mut().for_each(|watch| watch.is_dirty = true);

@@ -4,6 +4,7 @@
 mod failures;
 mod groups;
 mod guards;
+mod health;
 mod limits;
 mod lists;
 mod lives;

@@ -3,6 +3,7 @@
 mod commands;
 mod failures;
 mod history;
+mod provider;
 mod row;
 mod rules;
 #[cfg(test)]
@@ -15,6 +16,7 @@ pub use commands::{
     SetInstanceBehavior, ShutDownInstance, UpsertInstancePool,
 };
 pub use history::{Backoff, BootFailure, PoolHistory};
+pub use provider::{NoteProvider, ProviderState};
 pub use row::{
     Behavior, DeclaredNode, Instance, InstancePool, InstanceState, InstanceType, LimitClass,
     LimitScope, Pause, ProviderLimit, ProviderList, Shutdown, ShutdownCause, Unhelped,

@@ -9,10 +9,10 @@ use crate::{
     pool::{
         Backoff, Behavior, BootFailure, CreateOutcome, DeclaredNode, DeleteInstancePool,
         DestroyOutcome, Instance, InstanceOutcome, InstancePool, InstanceState, InstanceType,
-        Intent, LimitClass, LimitPool, LimitScope, NoteInstance, NoteUnhelped, ObserveInstances,
-        Pause, PauseInstancePool, PoolHistory, ProviderLimit, ProviderList, RequestInstances,
-        SeenMachine, SetInstanceBehavior, ShutDownInstance, Shutdown, ShutdownCause, Unhelped,
-        UpsertInstancePool,
+        Intent, LimitClass, LimitPool, LimitScope, NoteInstance, NoteProvider, NoteUnhelped,
+        ObserveInstances, Pause, PauseInstancePool, PoolHistory, ProviderLimit, ProviderList,
+        ProviderState, RequestInstances, SeenMachine, SetInstanceBehavior, ShutDownInstance,
+        Shutdown, ShutdownCause, Unhelped, UpsertInstancePool,
     },
     testing::job_key,
 };
@@ -157,6 +157,17 @@ pub(super) fn pin(golden: &mut Golden) {
         modify_index: 11,
     };
     golden.pin("pool-history", &history);
+    let provider = ProviderState {
+        provider: "local".into(),
+        failing: "list".into(),
+        since: 1,
+        last_error: "fatal: token".into(),
+        error_at: 2,
+        creates: 3,
+        destroys: 4,
+        modify_index: 5,
+    };
+    golden.pin("provider-state", &provider);
 }
 
 /// In the order of the enum.
@@ -256,4 +267,15 @@ pub(super) fn commands() -> Vec<Command> {
             detail: "no provider".into(),
         }),
     ]
+}
+
+/// At the end of the enum.
+pub(super) fn note_provider() -> Command {
+    Command::NoteProvider(NoteProvider {
+        provider: "local".into(),
+        failing: "list".into(),
+        error: "fatal: token".into(),
+        creates: 1,
+        destroys: 2,
+    })
 }
