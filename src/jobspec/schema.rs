@@ -535,6 +535,7 @@ static POOL_TYPE: Block = Block {
         required(integer("cpu", "CPU")),
         required(integer("memory", "MemoryMB")),
         integer("disk", "DiskMB"),
+        integer("max_allocations", "MaxAllocations"),
         decimal("price", "Price"),
         boolean("preemptible", "Preemptible"),
         text("quota_group", "QuotaGroup"),

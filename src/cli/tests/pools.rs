@@ -246,9 +246,9 @@ fn providers_say_whether_they_answer() {
         .on("GET /v1/provider/cloud", &cloud)
         .start();
     for line in ["provider status", "provider status cloud"] {
-        let out = server.run(line).out;
+        let ran = server.run(line);
         let row = "cloud  failing  2026-11-28T12:03:10Z  3        1         gpu,web  fatal: token expired";
-        assert!(out.contains(row), "{out}");
+        assert!(ran.out.contains(row), "{} {}", ran.out, ran.err);
     }
     let ran = server.run("provider status gone");
     assert_eq!(ran.code, 1);

@@ -6,8 +6,10 @@
 mod group;
 
 use calendar::DateTime;
+use std::sync::Arc;
+
 use fsm::{
-    Liveness, Node, State, Text,
+    Allocation, Liveness, Node, State, Text,
     node::SetAside,
     pool::{
         Behavior, BootFailure, Instance, InstancePool, InstanceState, InstanceType, LimitScope,
@@ -261,12 +263,18 @@ fn bound(state: &State, now: u64, row: &Instance) -> String {
     let pool = state.instance_pools().get(&row.pool);
     let node = row.node.and_then(|node| state.nodes().get(&node));
     let trouble = node.and_then(|node| trouble(state, now, row, pool.map(AsRef::as_ref), node));
-    let running = row.node.map_or(0, |node| state.open_allocations_of_node(node).count());
+    let is_work = |one: &&Arc<Allocation>| !state.is_of_system_job(one);
+    let running =
+        row.node.map_or(0, |node| state.open_allocations_of_node(node).filter(is_work).count());
     let work = match running {
         0 if node.is_some_and(|node| node.set_aside().is_some()) => String::new(),
         0 => idle(state, now, row, pool.map(AsRef::as_ref)),
         1 => "runs 1 allocation".to_owned(),
         several => format!("runs {several} allocations"),
+    };
+    let work = match node.and_then(|node| other_limit(row, node)) {
+        Some(limit) => format!("{work}; {limit}"),
+        None => work,
     };
     let aside = node.and_then(|node| node.set_aside()).map(|aside| set_aside(now, &aside));
     if let Some(aside) = aside {
@@ -277,6 +285,19 @@ fn bound(state: &State, now: u64, row: &Instance) -> String {
         Some(trouble) => trouble,
         None => work,
     }
+}
+
+/// Its agent takes another number of allocations than its type declares.
+fn other_limit(row: &Instance, node: &Node) -> Option<String> {
+    let (declared, found) = (row.kind.max_allocations, node.description.resources.allocations_max);
+    let most = |limit: u32| if limit == 0 { "any number of".to_owned() } else { limit.to_string() };
+    (declared != found).then(|| {
+        format!(
+            "its agent takes {} allocations at a time, its type declares {}",
+            most(found),
+            most(declared)
+        )
+    })
 }
 
 /// `stays: its node was suspended by ann until 12:00:00: disk is looked at`.

@@ -35,12 +35,13 @@ const POOL_KEYS: [&str; 20] = [
     "CreateIndex",
     "ModifyIndex",
 ];
-const TYPE_KEYS: [&str; 10] = [
+const TYPE_KEYS: [&str; 11] = [
     "Name",
     "ProviderType",
     "CPU",
     "MemoryMB",
     "DiskMB",
+    "MaxAllocations",
     "Price",
     "Preemptible",
     "QuotaGroup",
@@ -117,6 +118,7 @@ fn type_json(kind: &InstanceType) -> Value {
         "CPU": kind.cpu,
         "MemoryMB": kind.memory_mb,
         "DiskMB": kind.disk_mb,
+        "MaxAllocations": kind.max_allocations,
         "Price": price_json(kind.price_micro),
         "Preemptible": kind.preemptible,
         "QuotaGroup": &*kind.quota_group,
@@ -210,6 +212,7 @@ fn read_type(value: &Value, path: &str, errors: &mut Vec<FieldError>) -> Option<
         cpu: fields.required("CPU", |fields| fields.whole("CPU", 0, (1, max))),
         memory_mb: fields.required("MemoryMB", |fields| fields.whole("MemoryMB", 0, (1, max))),
         disk_mb: fields.whole("DiskMB", 0, (0, max)),
+        max_allocations: fields.count("MaxAllocations", 0, u64::from(u32::MAX)),
         price_micro: fields.scaled("Price", 1_000_000, 0, (0, max)),
         preemptible: fields.flag("Preemptible"),
         quota_group: fields.text("QuotaGroup"),

@@ -125,6 +125,7 @@ fn creation(create: &Create, context: &Context) -> Value {
             "cpu_mhz": kind.cpu,
             "memory_mb": kind.memory_mb,
             "disk_mb": kind.disk_mb,
+            "max_allocations": kind.max_allocations,
             "price_micro": kind.price_micro,
             "preemptible": kind.preemptible,
             "quota_group": &*kind.quota_group,

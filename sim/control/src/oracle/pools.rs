@@ -78,7 +78,9 @@ fn judge_change(before: &State, was: &Instance, now: &Instance, found: &mut Vec<
         found.push(format!("pool-set-aside: {id} is set aside and shut down ({name})"));
     }
     let runs = |row: &&std::sync::Arc<fsm::Allocation>| {
-        row.node == node && !crate::invariants::needs::has_ended(row)
+        row.node == node
+            && !before.is_of_system_job(row)
+            && !crate::invariants::needs::has_ended(row)
     };
     if cause.needs_empty() && before.allocations().iter().any(|row| runs(&row)) {
         found.push(format!("pool-busy: {id} has allocations and is shut down ({name})"));

@@ -30,7 +30,9 @@ use fsm::{
 use super::{ASK_AGAIN_MS, Fleet, Look, duty::is_in_mass_loss, shut_down};
 use crate::{
     demand::{Bin, Budget, Gained, Waiting, is_of_mass_loss, pack},
-    limits, sizes,
+    limits,
+    overhead::{Overhead, Room as FreeRoom},
+    sizes,
 };
 
 /// Intents of one pool in one entry.
@@ -206,10 +208,11 @@ impl Fleet {
         let mut waiting: Vec<Arc<Waiting>> =
             waiting.filter(|one| !is_of_mass_loss(look.state, one.evaluation)).cloned().collect();
         self.note_unhelped(look, pool, &mut waiting);
-        let (bins, owners) = bins(look.state, look.rows);
+        let overhead = Overhead::of(look.state, pool);
+        let (bins, owners) = bins(look.state, &overhead, look.rows);
         let most = room.most.saturating_sub(wanted.new.len());
         let budget = Budget { most, price_micro: room.price_beside(pool, &wanted.new) };
-        let packed = pack(pool, &waiting, bins, budget, |kind| room.may_make(kind));
+        let packed = pack(pool, &overhead, &waiting, bins, budget, |kind| room.may_make(kind));
         let new = packed.wanted.into_iter();
         wanted.new.extend(new.map(|(kind, job)| NewMachine {
             kind,
@@ -569,7 +572,11 @@ fn idle_machines<'a>(
 }
 
 /// The room of a pool's instances that are there or coming, and whose each is.
-fn bins(state: &State, rows: &[Arc<Instance>]) -> (Vec<Bin>, BTreeMap<usize, InstanceId>) {
+fn bins(
+    state: &State,
+    overhead: &Overhead,
+    rows: &[Arc<Instance>],
+) -> (Vec<Bin>, BTreeMap<usize, InstanceId>) {
     let (mut bins, mut owners) = (Vec::new(), BTreeMap::new());
     let open = rows.iter().filter(|row| row.behavior == Behavior::Run);
     for row in open.filter(|row| row.member_drain().is_none()) {
@@ -577,26 +584,42 @@ fn bins(state: &State, rows: &[Arc<Instance>]) -> (Vec<Bin>, BTreeMap<usize, Ins
         let bin = match row.state {
             InstanceState::ShuttingDown => continue,
             InstanceState::Requested | InstanceState::Booting => {
-                Bin { kind, room: row.kind.resources(), gained: None }
+                Bin { kind, room: overhead.room(&row.kind), gained: None }
             }
             InstanceState::Bound => {
                 let Some(node) = row.node.and_then(|node| state.nodes().get(&node)) else {
                     continue;
                 };
-                let available = node.description.resources.available();
-                if node.is_schedulable() {
+                let gained = if node.is_schedulable() {
                     let Some(gained) = gained(state, node) else { continue };
-                    let room = available.minus(state.usage(node.id).resources);
-                    Bin { kind, room, gained: Some(gained) }
+                    Some(gained)
                 } else if node.liveness == Liveness::Initializing && node.suspension().is_none() {
-                    Bin { kind, room: available, gained: None }
+                    None
                 } else {
                     continue;
-                }
+                };
+                Bin { room: room_of(state, overhead, &kind, node), kind, gained }
             }
         };
         owners.insert(bins.len(), row.id);
         bins.push(bin);
     }
     (bins, owners)
+}
+
+/// What a node leaves to others, beside what system jobs take of it, or will.
+fn room_of(state: &State, overhead: &Overhead, kind: &Text, node: &Node) -> FreeRoom {
+    let usage = state.usage(node.id);
+    let resources = &node.description.resources;
+    let slots = match resources.allocations_max {
+        0 => u32::MAX,
+        most => most.saturating_sub(usage.allocations),
+    };
+    let ports = usage.ports.iter().map(|((port, _), _)| *port).collect();
+    let resources = resources.available().minus(usage.resources);
+    let mut room = FreeRoom { resources, slots, ports };
+    overhead.take_absent(kind, &mut room, |job| {
+        state.open_allocations_of_node(node.id).any(|row| row.job == *job)
+    });
+    room
 }

@@ -12,6 +12,7 @@ mod operators;
 mod outcomes;
 mod scale;
 mod shown;
+mod system;
 
 use std::collections::{BTreeMap, VecDeque};
 

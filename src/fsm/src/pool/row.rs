@@ -72,6 +72,8 @@ pub struct InstanceType {
     pub disk_mb: u64,
     /// Price of an hour, millionths of the currency.
     pub price_micro: u64,
+    /// Allocations that it takes at a time; 0: no limit.
+    pub max_allocations: u32,
     /// The provider may take it back at any time.
     pub preemptible: bool,
     /// Types that share a quota at the provider; empty: none.

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     command::Rejection,
     digest::row_hash,
-    id::{InstanceId, JobKey, Text, TimeMs},
+    id::{InstanceId, JobKey, NodeId, Text, TimeMs},
     limits,
     node::{AgentStart, Driver, NodeDescription, NodeResources},
     plant::{Plant, is_planted},
@@ -36,6 +36,7 @@ impl InstanceType {
                 total: self.resources(),
                 dynamic_port_min: 20_000,
                 dynamic_port_max: 32_000,
+                allocations_max: self.max_allocations,
                 ..NodeResources::default()
             },
             drivers: self.node.drivers.iter().map(|name| (name.clone(), driver.clone())).collect(),
@@ -198,9 +199,15 @@ impl State {
             .then_some(row)
     }
 
-    /// Whether nothing runs on an instance's node, or it has none.
+    /// Whether nothing runs on an instance's node but what runs on every node, or it has none.
     pub fn is_empty_instance(&self, row: &Instance) -> bool {
-        row.node.is_none_or(|node| !self.is_busy(node))
+        row.node.is_none_or(|node| !self.has_work(node))
+    }
+
+    /// Whether something runs on a node that is not of a system job.
+    pub(super) fn has_work(&self, node: NodeId) -> bool {
+        self.is_busy(node)
+            && self.open_allocations_of_node(node).any(|row| !self.is_of_system_job(row))
     }
 
     /// Whether a person has taken an instance's node out of service: only an operator ends such an

@@ -746,9 +746,12 @@ impl Turn<'_> {
         let Some(node) = self.state.nodes.get(&new.node) else { return };
         let Some(NodeInstance { id, .. }) = node.instance else { return };
         let Ok(mut row) = self.instance(id) else { return };
+        if self.state.is_of_system_job(new) {
+            return;
+        }
         if old.is_none() {
             row.last_allocation = Some(new.id);
-        } else if new.client.is_terminal() && !self.state.is_busy(new.node) {
+        } else if new.client.is_terminal() && !self.state.has_work(new.node) {
             row.last_busy_at = self.at;
         } else {
             return;

@@ -26,6 +26,7 @@ pub(super) fn kind() -> InstanceType {
         cpu: 1000,
         memory_mb: 512,
         disk_mb: 1024,
+        max_allocations: 4,
         price_micro: 50_000,
         preemptible: true,
         quota_group: "vcpu".into(),
