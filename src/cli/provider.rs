@@ -90,6 +90,11 @@ pub(crate) fn run(context: &Context, command: ProviderCommand) -> Outcome {
     } else {
         context.line(as_table(&report))?;
     }
+    if !arguments.json {
+        for warning in &report.warnings {
+            context.output.advice(format!("Warning: {warning}"));
+        }
+    }
     if let Some(key) = report.left_behind {
         context.output.advice(format!("The machine with key {key} may still be there"));
     }
@@ -154,6 +159,7 @@ fn as_json(report: &Report) -> Value {
     json!({
         "Passed": report.has_passed(),
         "Checks": checks.collect::<Vec<_>>(),
+        "Warnings": report.warnings,
         "LeftBehind": left_behind,
     })
 }
