@@ -127,11 +127,13 @@ pub enum Plant {
     BackoffForgotten,
     /// An instance whose node a person has set aside is shut down like another.
     SetAsideShutDown,
+    /// A member takes a place that another one has.
+    PlaceTwice,
 }
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 58] = [
+pub const TABLE: [(Plant, &str, &str); 59] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -190,12 +192,13 @@ pub const TABLE: [(Plant, &str, &str); 58] = [
     (Plant::QueueOrderLost, "queue-order-lost", "youngest-child-first"),
     (Plant::BackoffForgotten, "backoff-forgotten", "failures-die-with-the-leader"),
     (Plant::SetAsideShutDown, "set-aside-shut-down", "suspended-machine-idles-out"),
+    (Plant::PlaceTwice, "place-twice", "two-members-of-one-place"),
 ];
 
 #[cfg(feature = "plant")]
 impl Plant {
     /// Those of the pure packages: `fsm`, `leader`, `elastic` and `scheduler`.
-    pub const PURE: [Self; 42] = [
+    pub const PURE: [Self; 43] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
@@ -238,6 +241,7 @@ impl Plant {
         Self::QueueOrderLost,
         Self::BackoffForgotten,
         Self::SetAsideShutDown,
+        Self::PlaceTwice,
     ];
 
     /// The name it is asked for by.

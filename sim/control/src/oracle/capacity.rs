@@ -283,8 +283,14 @@ fn judge_drains(after: &State, group: &CapacityGroup, found: &mut Vec<String>) {
     }
 }
 
-/// The list of members has those whose nodes serve.
+/// The list of members has those whose nodes serve, each with a place of its own.
 fn judge_list(after: &State, group: &CapacityGroup, found: &mut Vec<String>) {
+    let rows = after.active_members(&group.name);
+    let places: BTreeSet<u32> = rows.iter().filter_map(|row| row.place()).collect();
+    if places.len() < rows.len() {
+        let name = &group.name;
+        found.push(format!("capacity-place: members of {name} share a place, or have none"));
+    }
     let listed: BTreeSet<_> = after.active_members(&group.name).iter().map(|row| row.id).collect();
     let serving = members(after, group).filter(|row| serves(after, row) == Some(true));
     if !listed.iter().copied().eq(serving.map(|row| row.id)) {

@@ -94,6 +94,9 @@ impl Turn<'_> {
         }
         if recovers {
             self.end_suspension(&mut node, "Suspension is over: the readiness check succeeded");
+            if let Some(instance) = node.instance {
+                self.instance_ready(instance.id);
+            }
         }
         self.put_check(node.clone(), sequence);
         if !becomes_ready && !recovers {

@@ -61,7 +61,7 @@ fn failure_of(cause: ShutdownCause) -> Option<BootFailure> {
 }
 
 impl Turn<'_> {
-    pub(super) fn put_instance(&mut self, mut row: Instance) {
+    pub(crate) fn put_instance(&mut self, mut row: Instance) {
         row.modify_index = self.index;
         self.effects.insert(Effect::Instance(row.id));
         let is_new = !self.state.instances.contains(&row.id);
@@ -262,7 +262,7 @@ impl Turn<'_> {
         self.put_instance(Instance {
             token: *token,
             wanted_by: wanted_by.clone(),
-            member: group.clone().map(|group| Member { group, drain: None }),
+            member: group.clone().map(|group| Member { group, drain: None, place: None }),
             deadline_at,
             ..self.new_instance(*id, name, &pool.provider, Arc::clone(kind))
         });
