@@ -134,6 +134,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         | Command::NoteInstance(_)
         | Command::NoteUnhelped(_)
         | Command::LimitPool(_)
+        | Command::NoteProvider(_)
         | Command::SetRequirements(_)
         | Command::ExpireRequirements(_)
         | Command::DecideCapacity(_)

@@ -11,6 +11,7 @@ pub mod explain;
 pub mod fake;
 pub mod fleet;
 pub mod limits;
+pub mod overhead;
 mod requirements;
 pub mod sizes;
 pub mod sums;

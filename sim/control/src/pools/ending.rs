@@ -177,7 +177,7 @@ impl Ending<'_> {
         let job = self.truth.jobs().get(&row.job).filter(|job| !job.stop);
         let Some(job) = job else { return false };
         let Some(spec) = self.truth.current_spec(job) else { return false };
-        let tried = self.truth.unhelped_by(&row.job, job.job_modify_index);
+        let tried = self.truth.unhelped_by(&row.job, job.job_modify_index, self.truth.at());
         if spec.node_pool != pool.name || spec.kind.is_per_node() || row.node.is_some() {
             return false;
         }

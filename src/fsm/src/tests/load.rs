@@ -89,7 +89,7 @@ fn grow(driver: &mut Driver) {
         outcome: CreateOutcome::Failed {
             class: LimitClass::Quota,
             scope: LimitScope::All,
-            for_ms: 1_000,
+            for_ms: Some(1_000),
             detail: "quota".into(),
         },
     }));
