@@ -3,7 +3,6 @@
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
 };
 
 use fsm::{Allocation, AllocationId, ClientStatus, DesiredStatus, State};
@@ -150,7 +149,7 @@ pub(crate) fn strays(state: &State) -> Vec<String> {
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
     use fsm::{
         JobKind, TaskEvent, TaskState,

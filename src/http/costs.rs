@@ -47,7 +47,7 @@ impl Costs {
     fn note(&self, route: Box<str>, longest: Duration) {
         let mut costs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let cost = costs.entry(route).or_default();
-        *cost = longest.max(*cost - *cost / FORGOTTEN);
+        *cost = longest.max(cost.saturating_sub(*cost / FORGOTTEN));
     }
 }
 
@@ -74,7 +74,7 @@ mod tests {
     use crate::rt::Runtimes;
 
     /// Computes for so long, and says on which thread.
-    async fn compute(time: Duration) -> Option<String> {
+    fn compute(time: Duration) -> Option<String> {
         let end = thread_time() + time;
         while thread_time() < end {}
         thread::current().name().map(str::to_owned)
@@ -85,10 +85,11 @@ mod tests {
         let runtimes = Runtimes::start(None).unwrap();
         let heavy = runtimes.heavy();
         let costs: Arc<Costs> = Arc::default();
-        let read =
-            |route: &str, time| Arc::clone(&costs).answer(&heavy, route.into(), compute(time));
+        let read = |route: &str, time| {
+            Arc::clone(&costs).answer(&heavy, route.into(), async move { compute(time) })
+        };
         runtimes.block_on(async {
-            let here = compute(Duration::ZERO).await;
+            let here = compute(Duration::ZERO);
             assert_eq!(read("/v1/evaluations", 10 * LONG).await, here, "nothing is known yet");
             assert_eq!(read("/v1/evaluations", LONG / 100).await.unwrap(), "heavy");
             assert_eq!(read("/v1/nodes", LONG / 100).await, here, "another route");

@@ -376,6 +376,8 @@ pub(crate) fn judge_drains(now: u64, state: &State, command: &Command) -> Option
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use fsm::{
         allocation::TaskState,
         job::{ForcePeriodic, Periodic},
@@ -535,9 +537,12 @@ mod tests {
         let stays = state.allocations().iter().find(|row| row.id != goes);
         let mut stays = (**stays.expect("there are two")).clone();
         assert_eq!(runs_since(&stays), Some(state.at()));
-        stays.tasks.entry("server".into()).or_default().last_restart_ms = 0;
+        let task = |row: &mut Allocation, change: fn(&mut TaskState)| {
+            change(Arc::make_mut(&mut row.tasks).entry("server".into()).or_default());
+        };
+        task(&mut stays, |task| task.last_restart_ms = 0);
         assert_eq!(runs_since(&stays), Some(stays.client_at));
-        stays.tasks.entry("server".into()).or_default().state = "pending".into();
+        task(&mut stays, |task| task.state = "pending".into());
         assert_eq!(runs_since(&stays), None, "it waits to start again");
     }
 }
