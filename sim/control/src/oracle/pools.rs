@@ -4,7 +4,7 @@
 use elastic::{call::TAG_INSTANCE, fake::FakeMachine};
 use fsm::{
     Command, Instance, InstanceState, State, Text,
-    pool::{Behavior, ShutdownCause},
+    pool::{BY_POOL, Behavior, ShutdownCause},
 };
 
 use crate::{coverage::Event, log::Applied, pools::Pools};
@@ -74,7 +74,10 @@ fn judge_change(before: &State, was: &Instance, now: &Instance, found: &mut Vec<
         found.push(format!("pool-held: {id} is held and shut down ({name})"));
     }
     let Some(node) = was.node else { return };
-    if before.nodes().get(&node).is_some_and(|node| node.set_aside().is_some()) {
+    // Whoever drains the instance itself has given it up.
+    let is_given_up = was.behavior == Behavior::Drain && &*was.behavior_by != BY_POOL;
+    let is_aside = before.nodes().get(&node).is_some_and(|node| node.set_aside().is_some());
+    if is_aside && !is_given_up {
         found.push(format!("pool-set-aside: {id} is set aside and shut down ({name})"));
     }
     let runs = |row: &&std::sync::Arc<fsm::Allocation>| {

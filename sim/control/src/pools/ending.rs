@@ -163,6 +163,9 @@ impl Ending<'_> {
         if pool.paused.is_some() || count >= pool.max as usize || self.truth.mass_loss().is_some() {
             return;
         }
+        if self.is_held_back(pool) {
+            return;
+        }
         let blocked = self.truth.evaluations().iter();
         for row in blocked.filter(|row| row.status == EvaluationStatus::Blocked) {
             if self.would_help(pool, row) {
@@ -172,7 +175,15 @@ impl Ending<'_> {
         }
     }
 
-    /// Some machine that nobody has tried would take what an evaluation could not place.
+    /// What failed before lets the pool make no machine at all now.
+    fn is_held_back(&self, pool: &InstancePool) -> bool {
+        let Some(history) = self.truth.pool_histories().get(&pool.name) else { return false };
+        let most = pool.max_creates_per_hour;
+        let is_probing = history.protected_since > 0 && self.truth.unproven_of(&pool.name) > 0;
+        is_probing || (most > 0 && history.asked_lately(self.now) >= most)
+    }
+
+    /// Some machine that nobody has tried, and that did not fail lately, would take what an evaluation could not place.
     fn would_help(&self, pool: &InstancePool, row: &Evaluation) -> bool {
         let job = self.truth.jobs().get(&row.job).filter(|job| !job.stop);
         let Some(job) = job else { return false };
@@ -190,7 +201,8 @@ impl Ending<'_> {
             pool.types.values().any(|kind| {
                 let mut node = template();
                 node.description = std::sync::Arc::new(kind.description(&pool.name));
-                let is_tried = tried.is_some_and(|row| row.types.contains(&kind.name));
+                let is_tried = tried.is_some_and(|row| row.types.contains(&kind.name))
+                    || self.truth.backoff_on(pool, &kind.name, self.now).is_some();
                 let fits = needs::room_of(&node).into_iter().zip(needs::ask_of(group));
                 !is_tried
                     && fits.into_iter().all(|((_, room), (_, ask))| ask <= room)

@@ -1,6 +1,9 @@
 //! What is never destroyed on an inference, and calls that do not wait for each other.
 
-use fsm::node::{SetEligibility, SuspendNode};
+use fsm::{
+    node::{SetEligibility, SuspendNode},
+    pool::Behavior,
+};
 
 use super::*;
 use crate::call::{Description, MachineState, TAG_INSTANCE};
@@ -79,6 +82,19 @@ fn what_a_person_has_set_aside_is_not_idled_out() {
         world.commit(command);
         assert_eq!(world.cause(id), Some(ShutdownCause::Operator));
     }
+}
+
+/// A drain of the instance is a later word than what was said of its node: it ends.
+#[test]
+fn what_was_set_aside_and_is_drained_ends() {
+    let mut world = World::new(9);
+    world.job("web", 1);
+    let id = world.make_and_boot()[0];
+    world.stop("web");
+    world.make_ineligible(id);
+    world.behave(id, Behavior::Drain);
+    world.pass(MINUTE);
+    assert_eq!(world.cause(id), Some(ShutdownCause::Drained));
 }
 
 /// The ineligibility that a drain leaves is nobody's word: the machine idles out.

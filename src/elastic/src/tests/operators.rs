@@ -5,7 +5,7 @@ use fsm::pool::Behavior;
 use super::*;
 
 impl World {
-    fn behave(&mut self, id: InstanceId, behavior: Behavior) {
+    pub(super) fn behave(&mut self, id: InstanceId, behavior: Behavior) {
         self.driver.behave(id, behavior);
         let now = self.at();
         self.fleet.restore(now, &self.driver.state);

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    Behavior, Instance, InstancePool, InstanceState, InstanceType, LimitScope, ProviderLimit,
-    Unhelped,
+    BY_POOL, Behavior, Instance, InstancePool, InstanceState, InstanceType, LimitScope,
+    ProviderLimit, Unhelped,
 };
 use crate::{
     command::Rejection,
@@ -211,10 +211,12 @@ impl State {
     }
 
     /// Whether a person has taken an instance's node out of service: only an operator ends such an
-    /// instance, whatever its machine seems to be.
+    /// instance, whatever its machine seems to be. Whoever drains the instance itself has given it up.
     pub fn is_set_aside(&self, row: &Instance) -> bool {
+        let is_given_up = row.behavior == Behavior::Drain && &*row.behavior_by != BY_POOL;
         let node = row.node.and_then(|node| self.nodes.get(&node));
-        node.is_some_and(|node| node.set_aside().is_some()) && !is_planted(Plant::SetAsideShutDown)
+        let is_aside = node.is_some_and(|node| node.set_aside().is_some());
+        is_aside && !is_given_up && !is_planted(Plant::SetAsideShutDown)
     }
 
     /// Why an instance may not be shut down for `cause` at this time.
