@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    Evaluation, EvaluationStatus, Instance, InstancePool, InstanceState, Liveness, Node, State,
-    pool::Behavior, testing,
+    Evaluation, EvaluationStatus, Instance, InstancePool, InstanceState, JobKind, Liveness, Node,
+    State, pool::Behavior, testing,
 };
 
 use super::{POOL, PROVIDER, Pools};
@@ -203,12 +203,26 @@ impl Ending<'_> {
                 node.description = std::sync::Arc::new(kind.description(&pool.name));
                 let is_tried = tried.is_some_and(|row| row.types.contains(&kind.name))
                     || self.truth.backoff_on(pool, &kind.name, self.now).is_some();
-                let fits = needs::room_of(&node).into_iter().zip(needs::ask_of(group));
+                let fits = self.room_for_others(&node).into_iter().zip(needs::ask_of(group));
                 !is_tried
                     && fits.into_iter().all(|((_, room), (_, ask))| ask <= room)
                     && needs::suits(spec, group, &node).is_ok()
             })
         })
+    }
+
+    /// What the jobs that run on every node leave of one.
+    fn room_for_others(&self, node: &Node) -> needs::Amounts {
+        let jobs = self.truth.jobs().iter().filter(|job| job.kind == JobKind::System && !job.stop);
+        let specs = jobs.filter_map(|job| self.truth.current_spec(job));
+        let groups = specs.flat_map(|spec| spec.groups.iter().map(move |group| (spec, group)));
+        let mut room = needs::room_of(node);
+        for (_, group) in groups.filter(|(spec, group)| needs::suits(spec, group, node).is_ok()) {
+            for ((_, left), (_, ask)) in room.iter_mut().zip(needs::ask_of(group)) {
+                *left = left.saturating_sub(ask);
+            }
+        }
+        room
     }
 }
 
