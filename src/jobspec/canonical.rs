@@ -123,6 +123,12 @@ pub(super) fn canonicalize_service(service: &mut Map<String, Value>, name: &str)
         fill_texts(check, &[("OnUpdate", &on_update)]);
         if let Some(of_service) = &of_service {
             fill(check, json!({"CheckRestart": {}}));
+            // A zero says nothing here, but for a time.
+            if let Some(Value::Object(own)) = check.get_mut("CheckRestart") {
+                own.retain(|name, value| {
+                    name == "Grace" || (*value != json!(0) && *value != json!(false))
+                });
+            }
             within(check, "CheckRestart", of_service);
         }
         within(check, "CheckRestart", &restart);
