@@ -1,13 +1,12 @@
 //! Deployments whose instances find no room: how long machines that are on their way keep one from
 //! failing, and what is short when it fails.
 
-use std::{collections::BTreeSet, fmt::Write as _};
+use std::collections::BTreeSet;
 
 use super::{Deployment, DeploymentGroup, DeploymentStatus};
 use crate::{
-    evaluation::{Evaluation, EvaluationStatus, Metrics},
+    evaluation::{EvaluationStatus, Metrics},
     id::{JobKey, Text, TimeMs},
-    job::Job,
     limits,
     pool::{Behavior, Instance, InstanceState},
     state::State,
@@ -50,8 +49,8 @@ impl State {
     }
 
     fn shortage(&self, job: &JobKey, group: &Text) -> String {
-        let queued = self.jobs.get(job).and_then(|row: &std::sync::Arc<Job>| row.queued.get(group));
-        let mut said = match queued.copied().unwrap_or_default() {
+        let queued = self.jobs.get(job).and_then(|row| row.queued.get(group));
+        let said = match queued.copied().unwrap_or_default() {
             0 => format!("no room for instances of group \"{group}\""),
             1 => format!("no room for 1 instance of group \"{group}\""),
             count => format!("no room for {count} instances of group \"{group}\""),
@@ -59,19 +58,20 @@ impl State {
         let open = self.job_index(job).into_iter().flat_map(|index| index.open_evaluations.iter());
         let rows = open.filter_map(|id| self.evaluations.get(id));
         let mut blocked = rows.filter(|row| row.status == EvaluationStatus::Blocked);
-        let found = |row: &std::sync::Arc<Evaluation>| row.failed_groups.get(group).map(reasons);
-        if let Some(reasons) = blocked.find_map(found).filter(|reasons| !reasons.is_empty()) {
-            // Writing to a string does not fail.
-            let _ = write!(said, ": {}", reasons.join(", "));
+        let found = blocked.find_map(|row| row.failed_groups.get(group).map(reasons));
+        match found.filter(|reasons| !reasons.is_empty()) {
+            Some(reasons) => format!("{said}: {}", reasons.join(", ")),
+            None => said,
         }
-        said
     }
 }
 
 /// Until when a machine may bring room; 0: it brings none.
 fn comes(one: &Instance) -> TimeMs {
+    if one.behavior != Behavior::Run {
+        return 0;
+    }
     match one.state {
-        _ if one.behavior != Behavior::Run => 0,
         InstanceState::Requested | InstanceState::Booting => one.deadline_at,
         InstanceState::Bound => one.bound_at.saturating_add(limits::FIRST_WORK_MS),
         InstanceState::ShuttingDown => 0,
