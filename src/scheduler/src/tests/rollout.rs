@@ -774,6 +774,8 @@ fn the_way_back_after_a_promotion_has_no_canaries() {
         cluster.begin(&plan);
         healthy(&mut cluster, &plan);
         act(&mut cluster, &spec, "promote");
+        let plan = cluster.plan(&spec, Trigger::DeploymentWatcher);
+        cluster.begin(&plan);
         act(&mut cluster, &spec, "fail");
         if !reverts {
             cluster.register(&first);
