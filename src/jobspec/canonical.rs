@@ -103,15 +103,45 @@ fn canonicalize_group(group: &mut Map<String, Value>, inherited: &Inherited) {
     });
 }
 
-fn canonicalize_service(service: &mut Map<String, Value>, name: &str) {
-    fill(
+/// Fills in a service and its checks, which take from it what they do not say.
+pub(super) fn canonicalize_service(service: &mut Map<String, Value>, name: &str) {
+    fill_texts(
         service,
-        json!({
-            "Name": name, "Provider": "consul", "AddressMode": "auto", "OnUpdate": "require_healthy",
-            "Cluster": "default",
-        }),
+        &[
+            ("Name", name),
+            ("Provider", "consul"),
+            ("AddressMode", "auto"),
+            ("OnUpdate", "require_healthy"),
+            ("Cluster", "default"),
+        ],
     );
-    each(service, "Checks", |check| fill(check, json!({"OnUpdate": "require_healthy"})));
+    let restart = json!({"Grace": SECOND});
+    within(service, "CheckRestart", &restart);
+    let of_service = service.get("CheckRestart").cloned().filter(Value::is_object);
+    let on_update = text(service, "OnUpdate").unwrap_or_default();
+    each(service, "Checks", |check| {
+        fill_texts(check, &[("OnUpdate", &on_update)]);
+        if let Some(of_service) = &of_service {
+            fill(check, json!({"CheckRestart": {}}));
+            // A zero says nothing here, but for a time.
+            if let Some(Value::Object(own)) = check.get_mut("CheckRestart") {
+                own.retain(|name, value| {
+                    name == "Grace" || (*value != json!(0) && *value != json!(false))
+                });
+            }
+            within(check, "CheckRestart", of_service);
+        }
+        within(check, "CheckRestart", &restart);
+    });
+}
+
+/// As [`fill`], also where an empty text is: clients send one for what was not said.
+fn fill_texts(object: &mut Map<String, Value>, defaults: &[(&str, &str)]) {
+    for (name, value) in defaults {
+        if text(object, name).is_none() {
+            object.insert((*name).to_owned(), (*value).into());
+        }
+    }
 }
 
 fn weights(owner: &mut Map<String, Value>) {

@@ -116,6 +116,9 @@ pub const NODE_LIFE_MS_MAX: u64 = 365 * 24 * 60 * 60 * 1000;
 pub const MASS_LOSS_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 /// Instances of one pool.
 pub const INSTANCES_MAX: u32 = 10_000;
+/// How long a machine whose node was just bound is still waited for, until work is placed there, log
+/// time ms.
+pub const FIRST_WORK_MS: u64 = 30_000;
 /// Types of one pool.
 pub const INSTANCE_TYPES_MAX: usize = 64;
 /// Largest amount or price of an instance type: sums over a pool do not overflow.
