@@ -65,10 +65,15 @@ impl Ending<'_> {
         for row in self.truth.instances().iter().filter(|row| !row.provider_id.is_empty()) {
             owners.insert(&row.provider_id, row.id);
         }
+        // Of one whose answer was lost and which has no tags, only its agent tells.
+        let is_bound = |key| {
+            let row = self.truth.instances().get(key);
+            row.is_some_and(|row| row.provider_id.is_empty() && row.state == InstanceState::Bound)
+        };
         let mut keys = BTreeSet::new();
         for machine in cloud.machines() {
             let id = &machine.described.provider_id;
-            if !owners.contains_key(id) {
+            if !owners.contains_key(id) && !is_bound(&machine.create.key) {
                 found.push(format!("pool-leak: no row stands for machine {id}"));
             }
             if !keys.insert(machine.create.key) {
@@ -95,6 +100,8 @@ impl Ending<'_> {
             InstanceState::Booting => Some("boots"),
             InstanceState::ShuttingDown => Some("is being destroyed"),
             InstanceState::Bound if row.node.is_some_and(is_lost) => None,
+            // A person has it back when that person says so.
+            InstanceState::Bound if self.truth.is_set_aside(row) => None,
             // A member's drain has a deadline, which a pool that is paused lets pass.
             InstanceState::Bound if row.member_drain().is_some() => None,
             InstanceState::Bound => {
@@ -117,22 +124,20 @@ impl Ending<'_> {
         if pool.paused.is_some() || self.truth.mass_loss().is_some() {
             return;
         }
-        let rows = self.truth.instances().iter().filter(|row| row.pool == pool.name);
+        let rows = || self.truth.instances().iter().filter(|row| row.pool == pool.name);
         // One that drains stays for as long as something on it has nowhere to go.
         let stays = |row: &Instance| match row.behavior {
-            Behavior::Run => false,
-            Behavior::Drain => !self.is_empty(row),
+            Behavior::Run => self.truth.is_set_aside(row),
+            Behavior::Drain => !self.is_empty(row) || self.truth.is_set_aside(row),
             Behavior::Hold => true,
         };
-        let rows: Vec<_> = rows.filter(|row| !stays(row)).collect();
+        let count = rows().filter(|row| !stays(row)).count();
         let max = pool.max as usize;
-        if rows.len() > max {
-            let count = rows.len();
+        if count > max {
             found.push(format!("pool-max: {count} instances are there, {max} may be"));
         }
-        let runs = |row: &&&std::sync::Arc<Instance>| row.behavior == Behavior::Run;
-        let running = rows.iter().filter(runs).count();
-        let idle = rows.iter().find(|row| {
+        let running = rows().filter(|row| row.behavior == Behavior::Run).count();
+        let idle = rows().filter(|row| !stays(row)).find(|row| {
             let node = row.node.and_then(|node| self.truth.nodes().get(&node));
             let since = row.last_busy_at.max(row.bound_at);
             let since = since.max(node.map_or(0, |node| node.liveness_at));

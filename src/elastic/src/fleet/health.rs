@@ -126,6 +126,8 @@ impl Fleet {
         let (is_listed, noted_at) = (watch.lists.taken > 0, watch.health.noted_at);
         let wanted = self.note(provider);
         let pause = match state.provider_states().get(provider) {
+            // Nobody asks for it: its pools went, or none was there yet.
+            _ if !state.knows_provider(provider) => None,
             None if wanted.failing.is_empty() && !is_listed => None,
             None => Some(FLIP_PAUSE_MS),
             Some(row) if row.is_answering() != wanted.failing.is_empty() => Some(FLIP_PAUSE_MS),

@@ -641,3 +641,29 @@ fn who_was_away_has_a_place_of_its_own_again() {
     world.driver.readiness(&node, fsm::node::Readiness::Ok);
     assert_eq!(world.row(all[0]).place(), Some(2));
 }
+
+/// What goes silent with many others serves still, as far as anybody knows: also one whose place was
+/// filled before the others went.
+#[test]
+fn in_a_mass_loss_every_member_has_a_place() {
+    let mut world = World::group(|_| {});
+    let all = world.filled(2 * UNIT);
+    let names: Vec<_> = all.iter().map(|id| name(*id)).collect();
+    world.driver.liveness(&names[0], fsm::Liveness::Down);
+    let now = world.at();
+    world.fleet.restore(now, &world.driver.state);
+    world.pass(2_000);
+    world.make_and_boot();
+    assert_eq!(world.row(all[0]).place(), None);
+    for other in ["x", "y"] {
+        world.driver.node(other);
+    }
+    for name in [&*names[1], "x", "y"] {
+        world.driver.liveness(name, fsm::Liveness::Down);
+    }
+    assert!(world.driver.state.mass_loss().is_some());
+    let mut places: Vec<_> =
+        world.driver.state.active_members("web").iter().map(|row| row.place()).collect();
+    places.sort_unstable();
+    assert_eq!(places, [Some(0), Some(1), Some(2)]);
+}

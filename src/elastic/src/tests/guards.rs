@@ -136,6 +136,30 @@ fn a_machine_whose_tags_come_one_after_the_other_is_kept() {
     assert_eq!(world.running("web"), 1);
 }
 
+/// A machine that never gets its tags is that of the instance whose agent is heard. Another one that
+/// was not made does not wait for it.
+#[test]
+fn a_machine_without_tags_holds_up_nothing_once_its_agent_is_heard() {
+    let mut world = World::new(9);
+    world.job("web", 1);
+    let create = world.take_calls("create").pop().unwrap();
+    let Operation::Create(asked) = &create.1.operation else { panic!("a create") };
+    world.machine(asked);
+    world.answer(create.0, Err(ProviderError::new(ErrorClass::Transient, "no answer")));
+    world.machines.get_mut("m1").unwrap().tags.clear();
+    let first = asked.key;
+    world.boot(first);
+    world.job("other", 4);
+    let second = world.rows().iter().find(|row| row.id != first).unwrap().id;
+    assert!(world.refuse(ErrorClass::Transient, ErrorScope::All, None) > 0);
+    let command = world.driver.shut_down_command(second, ShutdownCause::Operator);
+    world.commit(command);
+    world.pass(5 * MINUTE);
+    assert!(world.rows().iter().all(|row| row.id != second), "{:?}", world.rows());
+    assert_eq!((world.running("web"), world.cause(first)), (1, None));
+    assert!(world.machines.contains_key("m1"));
+}
+
 /// The provider answers two keys with one machine: the second instance has none, and its end is not
 /// that of the first one's machine.
 #[test]

@@ -106,3 +106,18 @@ fn at_rest_the_row_stays() {
     world.pass(30 * MINUTE);
     assert_eq!(world.provider_state(), Some(row));
 }
+
+/// A provider that the state does not know is not spoken of: every entry would be refused, for ever.
+#[test]
+fn nothing_is_noted_of_a_provider_without_pools() {
+    let mut world = World::new(9);
+    world.pass(2_000);
+    let name = "p".into();
+    let command = Command::DeleteInstancePool(fsm::pool::DeleteInstancePool { name });
+    assert_eq!(world.commit(command), Reply::Done);
+    assert!(!world.driver.state.knows_provider(&"fake".into()));
+    let before = world.driver.state.index();
+    world.lists = false;
+    world.pass(MINUTE);
+    assert_eq!(world.driver.state.index(), before);
+}

@@ -144,13 +144,9 @@ impl Turn<'_> {
 
     /// The node of an instance is ready: the first time, its boot has succeeded.
     pub(crate) fn instance_ready(&mut self, id: InstanceId) {
+        self.take_place(id);
         let Ok(mut row) = self.instance(id) else { return };
-        let place = row.place();
-        self.take_place(&mut row);
         if row.ready_at > 0 {
-            if row.place() != place {
-                self.put_instance(row);
-            }
             return;
         }
         (row.ready_at, row.failed_at) = (self.at, 0);

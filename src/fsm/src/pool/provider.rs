@@ -12,6 +12,7 @@ use crate::{
     command::Reply,
     id::{Index, Text, TimeMs},
     node::clip,
+    state::State,
     table::{Row, TableId},
 };
 
@@ -61,12 +62,18 @@ pub struct NoteProvider {
     pub destroys: u32,
 }
 
+impl State {
+    /// Whether a pool makes or made its machines with a provider.
+    pub fn knows_provider(&self, provider: &Text) -> bool {
+        self.provider_lists.contains(provider)
+            || self.instance_pools.iter().any(|pool| pool.provider == *provider)
+    }
+}
+
 impl Turn<'_> {
     pub(crate) fn note_provider(&mut self, command: &NoteProvider) -> Outcome {
         let NoteProvider { provider, failing, error, creates, destroys } = command;
-        let is_known = self.state.provider_lists.contains(provider)
-            || self.state.instance_pools.iter().any(|pool| pool.provider == *provider);
-        if !is_known {
+        if !self.state.knows_provider(provider) {
             return Err(not_found("provider"));
         }
         let old = self.state.provider_states.get(provider);
