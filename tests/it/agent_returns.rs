@@ -77,3 +77,24 @@ async fn what_was_lost_with_its_agent_waits_for_the_servers() {
     cluster.until_status(1, "complete").await;
     assert_eq!(lines(&starts), 1);
 }
+
+/// As after a boot, or a silence after which its node was down: the servers have placed another one. What the old one has written is there to be read.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_servers_gave_up_meanwhile_ends_and_keeps_its_folder() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    cluster.want(vec![wanted()]);
+    let starts = cluster.allocation_directory(1).join("starts");
+    cluster.until("the task runs", |_| (lines(&starts) == 1).then_some(())).await;
+    drop(agent);
+    let other = |id| allocation(id, "service", vec![shell_task("main", "exec sleep 600")]);
+    cluster.want(vec![other(2)]);
+    let _agent = cluster.agent().await;
+    cluster.until_status(1, "complete").await;
+    let task = last_pid(&starts);
+    assert!(!super::executor::is_alive(&task), "the old one runs beside the new one");
+    // Each set that comes is one more occasion to delete it.
+    cluster.want(vec![other(2), other(3)]);
+    cluster.until_status(3, "running").await;
+    assert_eq!(lines(&starts), 1);
+}
