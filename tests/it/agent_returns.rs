@@ -78,6 +78,40 @@ async fn what_was_lost_with_its_agent_waits_for_the_servers() {
     assert_eq!(lines(&starts), 1);
 }
 
+/// What an agent offers of its disk beside what is free.
+fn offered_beside_free_mb(node: &v1::RegisterRequest) -> u64 {
+    let free: u64 = node.attributes["unique.storage.bytesfree"].parse().unwrap();
+    node.resources.as_ref().unwrap().disk_mb - (free >> 20)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_disk_that_allocations_have_filled_stays_the_nodes() {
+    let cluster = Cluster::start().await;
+    let agent = cluster.agent().await;
+    let script = "head -c 33554432 /dev/zero > local/big && touch ../written; exec sleep 600";
+    let wanted = allocation(1, "service", vec![shell_task("main", script)]);
+    cluster.want(vec![wanted.clone()]);
+    let written = cluster.allocation_directory(1).join("written");
+    cluster.until("the file", |_| written.exists().then_some(())).await;
+    drop(agent);
+    let agent = cluster.agent().await;
+    let of_start = |start: usize| {
+        move |cluster: &Cluster| cluster.registrations().get(start).map(offered_beside_free_mb)
+    };
+    assert_eq!(cluster.until("the first registration", of_start(0)).await, 0);
+    let filled = cluster.until("the second registration", of_start(1)).await;
+    assert!((32..36).contains(&filled), "{filled} MiB of 32 that the task has filled");
+    // Once it has heard of another one, it hears that the first is gone.
+    cluster.want(vec![wanted, allocation(2, "service", vec![shell_task("main", "sleep 600")])]);
+    cluster.until_status(2, "running").await;
+    cluster.want(Vec::new());
+    let folder = cluster.allocation_directory(1);
+    cluster.until("it is gone", |_| (!folder.exists()).then_some(())).await;
+    drop(agent);
+    let _agent = cluster.agent().await;
+    assert_eq!(cluster.until("the third registration", of_start(2)).await, 0);
+}
+
 /// As after a boot, or a silence after which its node was down: the servers have placed another one. What the old one has written is there to be read.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_servers_gave_up_meanwhile_ends_and_keeps_its_folder() {
