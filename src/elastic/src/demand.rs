@@ -18,7 +18,10 @@ use fsm::{
 };
 use scheduler::{Declared, per_node_max};
 
-use crate::overhead::{Overhead, Room, static_ports};
+use crate::{
+    choice::{Choice, Chosen},
+    overhead::{Overhead, Room, static_ports},
+};
 
 /// What one group of a blocked evaluation needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -61,8 +64,8 @@ pub struct Gained {
 }
 
 impl Waiting {
-    /// Whether the evaluation has looked at a machine as it is now, or never will: a gain of a class
-    /// that it has ruled out does not wake it.
+    /// Whether the evaluation has looked at a machine as it is now, or never will: a gain of a
+    /// class that it has ruled out does not wake it.
     pub fn has_seen(&self, gained: Gained) -> bool {
         gained.index <= self.snapshot_index || self.ruled_out.contains(&gained.class)
     }
@@ -342,6 +345,9 @@ pub struct Bin {
     pub room: Room,
     /// None: no evaluation has seen it.
     pub gained: Option<Gained>,
+    /// It was idle for as long as an idle machine is kept: it is counted on only by what nothing
+    /// cheaper can be made for.
+    pub is_spent: bool,
 }
 
 /// What waits and how it is met.
@@ -372,7 +378,7 @@ pub struct Budget {
 
 impl Budget {
     /// Takes a machine out of it, unless it is too dear.
-    fn pays(&mut self, kind: &InstanceType) -> bool {
+    pub(crate) fn pays(&mut self, kind: &InstanceType) -> bool {
         let Some(left) = &mut self.price_micro else { return true };
         let Some(rest) = left.checked_sub(kind.price_micro) else { return false };
         *left = rest;
@@ -380,17 +386,18 @@ impl Budget {
     }
 }
 
-/// Packs what waits, in order, into the machines that are there or coming and into new ones of the
-/// cheapest type that `may_make` allows, within a budget.
+/// Packs what waits, in order, into the machines that are there or coming, and the rest into new
+/// ones of types that `may_make` allows, within a budget.
 pub fn pack<'a>(
     pool: &InstancePool,
     overhead: &Overhead,
     waiting: impl IntoIterator<Item = &'a Arc<Waiting>>,
     mut bins: Vec<Bin>,
-    mut budget: Budget,
+    budget: Budget,
     may_make: impl Fn(&Text) -> bool,
 ) -> Packed {
     let mut packed = Packed::default();
+    let mut choice = Choice::new(pool, overhead);
     // Needs of a size for which no bin is left: the next of that size looks at later bins only. One
     // of an older snapshot may use bins that this one has seen already, and looks at all.
     let mut searched: BTreeMap<Size<'_>, (usize, Index)> = BTreeMap::new();
@@ -398,51 +405,38 @@ pub fn pack<'a>(
         for need in &one.needs {
             let mut left = need.count;
             packed.types.extend(need.types.iter().cloned());
-            let size = || Size::of(need, &one.ruled_out);
-            let known = searched.get(&size()).copied();
+            let size = Size::of(need, &one.ruled_out);
+            let known = searched.get(&size).copied();
             let from = known.filter(|(_, snapshot)| *snapshot <= one.snapshot_index);
-            let mut position = from.map_or(0, |(position, _)| position);
-            while left > 0 {
-                let Some(bin) = bins.get_mut(position) else {
-                    let kinds =
-                        crate::sizes::candidates(pool, |kind| need.types.contains(&kind.name));
-                    let kind = kinds.into_iter().find(|kind| may_make(&kind.name));
-                    let Some(kind) = kind else {
-                        packed.is_limited |= !need.types.is_empty();
-                        break;
-                    };
-                    if packed.wanted.len() >= budget.most {
-                        packed.is_full = true;
-                        break;
-                    }
-                    if !budget.pays(kind) {
-                        packed.is_too_dear = true;
-                        break;
-                    }
-                    packed.wanted.push((kind.name.clone(), one.job.clone()));
-                    let (kind, room) = (kind.name.clone(), overhead.room(kind));
-                    bins.push(Bin { kind, room, gained: None });
-                    continue;
-                };
-                let is_new = bin.gained.is_none_or(|gained| !one.has_seen(gained));
-                if is_new && need.types.contains(&bin.kind) {
-                    let fits = fitting(&bin.room, need).min(left);
-                    if fits > 0 {
-                        left -= fits;
-                        bin.room.resources = bin.room.resources.minus(times(need.resources, fits));
-                        bin.room.slots -= fits;
-                        bin.room.ports.extend(need.ports.iter().copied());
-                        packed.used.insert(position);
-                    }
+            let from = from.map_or(0, |(position, _)| position);
+            for (position, bin) in bins.iter_mut().enumerate().skip(from) {
+                if left == 0 {
+                    break;
                 }
-                position += 1;
+                let is_new = bin.gained.is_none_or(|gained| !one.has_seen(gained));
+                if !is_new || !need.types.contains(&bin.kind) {
+                    continue;
+                }
+                if bin.is_spent && choice.has_cheaper(need, &bin.kind, &may_make) {
+                    continue;
+                }
+                let fits = bin.room.fitting(need).min(left);
+                if fits > 0 {
+                    left -= fits;
+                    bin.room.place(need, fits);
+                    packed.used.insert(position);
+                }
             }
             if left > 0 {
-                searched.insert(size(), (bins.len(), one.snapshot_index));
+                searched.insert(size, (bins.len(), one.snapshot_index));
+                let is_made =
+                    need.types.is_empty() || choice.add(need, (&one.job, left), &may_make);
+                packed.is_limited |= !is_made;
             }
         }
     }
-    packed
+    let Chosen { machines, is_full, is_too_dear, .. } = choice.machines(budget);
+    Packed { wanted: machines, is_full, is_too_dear, ..packed }
 }
 
 /// What needs that fit into the same bins have in common.
@@ -455,29 +449,4 @@ impl<'a> Size<'a> {
         let most = need.per_machine_max;
         Self(cpu_mhz, memory_mb, disk_mb, most, &need.ports, &need.types, ruled_out)
     }
-}
-
-fn times(one: Resources, count: u32) -> Resources {
-    let count = u64::from(count);
-    Resources {
-        cpu_mhz: one.cpu_mhz.saturating_mul(count),
-        memory_mb: one.memory_mb.saturating_mul(count),
-        disk_mb: one.disk_mb.saturating_mul(count),
-    }
-}
-
-/// How many of a need's instances fit into so much room.
-fn fitting(room: &Room, need: &Need) -> u32 {
-    if !need.ports.is_disjoint(&room.ports) {
-        return 0;
-    }
-    let Room { resources: room, slots, .. } = room;
-    let of = |room: u64, one: u64| room.checked_div(one).unwrap_or(u64::MAX);
-    let Resources { cpu_mhz, memory_mb, disk_mb } = need.resources;
-    let most = of(room.cpu_mhz, cpu_mhz)
-        .min(of(room.memory_mb, memory_mb))
-        .min(of(room.disk_mb, disk_mb))
-        .min(need.per_machine_max.into())
-        .min((*slots).into());
-    u32::try_from(most).unwrap_or(u32::MAX)
 }

@@ -17,6 +17,7 @@
 //! | file | what it has |
 //! |---|---|
 //! | `balance` | how many machines of which types a pool should have: sources of demand, growing, shrinking |
+//! | `bins` | the room that it has already, and what idles |
 //! | `groups` | capacity groups: decisions, drains, machines for what is lacking |
 //! | `duty` | what one instance asks for by itself: its deadlines, and the end of what drains |
 //! | `calls` | calls to providers that are due or under way |
@@ -25,6 +26,7 @@
 //! | `steps`, `tally` | what happened to instances, for the log and for dashboards |
 
 mod balance;
+mod bins;
 mod calls;
 mod duty;
 mod groups;

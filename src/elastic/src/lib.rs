@@ -6,6 +6,7 @@
 
 pub mod call;
 pub mod capacity;
+pub mod choice;
 pub mod demand;
 pub mod explain;
 pub mod fake;

@@ -11,6 +11,8 @@ use fsm::{
 };
 use scheduler::Declared;
 
+use crate::demand::Need;
+
 /// Room of a machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Room {
@@ -93,6 +95,35 @@ impl Overhead {
 }
 
 impl Room {
+    /// How many instances of a need fit into it.
+    pub fn fitting(&self, need: &Need) -> u32 {
+        if !need.ports.is_disjoint(&self.ports) {
+            return 0;
+        }
+        let of = |room: u64, one: u64| room.checked_div(one).unwrap_or(u64::MAX);
+        let Resources { cpu_mhz, memory_mb, disk_mb } = need.resources;
+        let most = of(self.resources.cpu_mhz, cpu_mhz)
+            .min(of(self.resources.memory_mb, memory_mb))
+            .min(of(self.resources.disk_mb, disk_mb))
+            .min(need.per_machine_max.into())
+            .min(self.slots.into());
+        u32::try_from(most).unwrap_or(u32::MAX)
+    }
+
+    /// Takes instances of a need, which fit, out of it.
+    pub fn place(&mut self, need: &Need, count: u32) {
+        let Resources { cpu_mhz, memory_mb, disk_mb } = need.resources;
+        let times = |one: u64| one.saturating_mul(count.into());
+        let taken = Resources {
+            cpu_mhz: times(cpu_mhz),
+            memory_mb: times(memory_mb),
+            disk_mb: times(disk_mb),
+        };
+        self.resources = self.resources.minus(taken);
+        self.slots -= count;
+        self.ports.extend(need.ports.iter().copied());
+    }
+
     fn take(&mut self, tenant: &Tenant) {
         self.resources = self.resources.minus(tenant.resources);
         self.slots = self.slots.saturating_sub(1);

@@ -17,9 +17,8 @@ use std::{
 };
 
 use fsm::{
-    ClassId, Command, Index, Instance, InstanceId, InstancePool, InstanceState, JobKey, Liveness,
-    Node, State, Text,
-    node::GainKey,
+    ClassId, Command, Index, Instance, InstanceId, InstancePool, InstanceState, JobKey, State,
+    Text,
     plant::{Plant, is_planted},
     pool::{
         BY_POOL, Behavior, InstanceType, Intent, LimitClass, LimitPool, NoteUnhelped,
@@ -27,11 +26,16 @@ use fsm::{
     },
 };
 
-use super::{ASK_AGAIN_MS, Fleet, Look, duty::is_in_mass_loss, shut_down};
+use super::{
+    ASK_AGAIN_MS, Fleet, Look,
+    bins::{bins, idle_machines, idle_since, is_ready},
+    duty::is_in_mass_loss,
+    shut_down,
+};
 use crate::{
-    demand::{Bin, Budget, Gained, Waiting, is_of_mass_loss, pack},
+    demand::{Budget, Gained, Waiting, is_of_mass_loss, pack},
     limits,
-    overhead::{Overhead, Room as FreeRoom},
+    overhead::Overhead,
     sizes,
 };
 
@@ -159,8 +163,8 @@ impl Fleet {
         }
     }
 
-    /// What the pool drains itself, for its max or because a type was taken out, runs again when the
-    /// reason is gone: the file was put right, or others went.
+    /// What the pool drains itself, for its max or because a type was taken out, runs again when
+    /// the reason is gone: the file was put right, or others went.
     fn end_own_drains(&mut self, look: &mut Look<'_>, pool: &InstancePool) {
         let is_own = |row: &&Arc<Instance>| {
             row.behavior == Behavior::Drain
@@ -209,7 +213,7 @@ impl Fleet {
             waiting.filter(|one| !is_of_mass_loss(look.state, one.evaluation)).cloned().collect();
         self.note_unhelped(look, pool, &mut waiting);
         let overhead = Overhead::of(look.state, pool);
-        let (bins, owners) = bins(look.state, &overhead, look.rows);
+        let (bins, owners) = bins(look, pool, &overhead);
         let most = room.most.saturating_sub(wanted.new.len());
         let budget = Budget { most, price_micro: room.price_beside(pool, &wanted.new) };
         let packed = pack(pool, &overhead, &waiting, bins, budget, |kind| room.may_make(kind));
@@ -457,8 +461,8 @@ impl Ending {
     }
 }
 
-/// How many machines the past of a pool lets it make now: one at a time when it is protected, and no
-/// more than an hour may have.
+/// How many machines the past of a pool lets it make now: one at a time when it is protected, and
+/// no more than an hour may have.
 fn left_by_past(look: &mut Look<'_>, pool: &InstancePool, is_kept: bool) -> usize {
     let Some(history) = look.state.pool_histories().get(&pool.name).cloned() else {
         return usize::MAX;
@@ -534,92 +538,4 @@ fn not_configured(pool: &InstancePool) -> Command {
         for_ms: limits::FATAL_MS,
         detail: detail.into(),
     })
-}
-
-/// Its agent is heard. What is not is no spare machine, and goes by the probe timeout.
-fn is_ready(state: &State, row: &Instance) -> bool {
-    let node = row.node.and_then(|node| state.nodes().get(&node));
-    node.is_some_and(|node| node.liveness == Liveness::Ready)
-}
-
-/// Since when nothing runs there although it could. One that was away has its time anew.
-fn idle_since(state: &State, row: &Instance) -> u64 {
-    let node = row.node.and_then(|node| state.nodes().get(&node));
-    row.last_busy_at.max(row.bound_at).max(node.map_or(0, |node| node.liveness_at))
-}
-
-fn gained(state: &State, node: &Node) -> Option<Gained> {
-    let index = state.capacity_gains().get(&GainKey::Node(node.id))?.index;
-    Some(Gained { index, class: node.class })
-}
-
-/// Types of which an instance is there, idle and open, and by the class of its node the first gain
-/// of such a one.
-fn idle_machines<'a>(
-    state: &State,
-    rows: &'a [Arc<Instance>],
-) -> BTreeMap<&'a Text, BTreeMap<ClassId, Index>> {
-    let mut idle: BTreeMap<&Text, BTreeMap<ClassId, Index>> = BTreeMap::new();
-    for row in rows.iter().filter(|row| row.is_open() && state.is_empty_instance(row)) {
-        let node = row.node.and_then(|node| state.nodes().get(&node));
-        let Some(node) = node.filter(|node| node.is_schedulable()) else { continue };
-        if let Some(Gained { index, class }) = gained(state, node) {
-            let first = idle.entry(&row.kind.name).or_default().entry(class).or_insert(index);
-            *first = index.min(*first);
-        }
-    }
-    idle
-}
-
-/// The room of a pool's instances that are there or coming, and whose each is.
-fn bins(
-    state: &State,
-    overhead: &Overhead,
-    rows: &[Arc<Instance>],
-) -> (Vec<Bin>, BTreeMap<usize, InstanceId>) {
-    let (mut bins, mut owners) = (Vec::new(), BTreeMap::new());
-    let open = rows.iter().filter(|row| row.behavior == Behavior::Run);
-    for row in open.filter(|row| row.member_drain().is_none()) {
-        let kind = row.kind.name.clone();
-        let bin = match row.state {
-            InstanceState::ShuttingDown => continue,
-            InstanceState::Requested | InstanceState::Booting => {
-                Bin { kind, room: overhead.room(&row.kind), gained: None }
-            }
-            InstanceState::Bound => {
-                let Some(node) = row.node.and_then(|node| state.nodes().get(&node)) else {
-                    continue;
-                };
-                let gained = if node.is_schedulable() {
-                    let Some(gained) = gained(state, node) else { continue };
-                    Some(gained)
-                } else if node.liveness == Liveness::Initializing && node.suspension().is_none() {
-                    None
-                } else {
-                    continue;
-                };
-                Bin { room: room_of(state, overhead, &kind, node), kind, gained }
-            }
-        };
-        owners.insert(bins.len(), row.id);
-        bins.push(bin);
-    }
-    (bins, owners)
-}
-
-/// What a node leaves to others, beside what system jobs take of it, or will.
-fn room_of(state: &State, overhead: &Overhead, kind: &Text, node: &Node) -> FreeRoom {
-    let usage = state.usage(node.id);
-    let resources = &node.description.resources;
-    let slots = match resources.allocations_max {
-        0 => u32::MAX,
-        most => most.saturating_sub(usage.allocations),
-    };
-    let ports = usage.ports.iter().map(|((port, _), _)| *port).collect();
-    let resources = resources.available().minus(usage.resources);
-    let mut room = FreeRoom { resources, slots, ports };
-    overhead.take_absent(kind, &mut room, |job| {
-        state.open_allocations_of_node(node.id).any(|row| row.job == *job)
-    });
-    room
 }

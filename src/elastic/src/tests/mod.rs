@@ -1,6 +1,7 @@
 //! The fleet over the real state machine and the real scheduler; only the provider is scripted: a
 //! test answers its calls.
 
+mod choice;
 mod failures;
 mod groups;
 mod guards;
