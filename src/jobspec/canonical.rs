@@ -38,6 +38,7 @@ pub fn canonicalize(job: &mut Value) {
         &json!({"Payload": "", "MetaRequired": null, "MetaOptional": null}),
     );
     weights(job);
+    decide_attempts(job, "Reschedule");
     let inherited = Inherited {
         kind,
         update: job.get("Update").cloned(),
@@ -76,6 +77,7 @@ fn canonicalize_group(group: &mut Map<String, Value>, inherited: &Inherited) {
     within(group, "RestartPolicy", &restart_default(kind));
     inherit(group, "Update", inherited.update.as_ref(), None);
     let reschedule = reschedule_default(kind);
+    decide_attempts(group, "ReschedulePolicy");
     inherit(group, "ReschedulePolicy", inherited.reschedule.as_ref(), Some(&reschedule));
     if kind == "service" {
         inherit(group, "Migrate", inherited.migrate.as_ref(), Some(&migrate_default()));
@@ -218,6 +220,17 @@ fn inherit(
     // A group's own update is whole also where its job has none.
     if name == "Update" {
         within(group, name, &update_default());
+    }
+}
+
+/// Who names a number of attempts at rescheduling wants no more of them, and who wants no end names
+/// none: the default of the one does not go with the other.
+fn decide_attempts(owner: &mut Map<String, Value>, block: &str) {
+    let Some(Value::Object(own)) = owner.get_mut(block) else { return };
+    if own.get("Attempts").and_then(Value::as_u64).is_some_and(|attempts| attempts > 0) {
+        fill(own, json!({"Unlimited": false}));
+    } else if own.get("Unlimited") == Some(&json!(true)) {
+        fill(own, json!({"Attempts": 0}));
     }
 }
 

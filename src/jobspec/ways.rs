@@ -115,7 +115,8 @@ fn by_client(mut job: Value) -> Value {
         }
     }
     fn list<'a>(owner: &'a mut Value, name: &str) -> impl Iterator<Item = &'a mut Value> {
-        owner.get_mut(name).and_then(Value::as_array_mut).into_iter().flatten()
+        let items = owner.get_mut(name).and_then(Value::as_array_mut).into_iter().flatten();
+        items.filter(|item| item.is_object())
     }
     let service = json!({"Id": "", "Tags": null, "CanaryTags": null, "EnableTagOverride": false,
         "PortLabel": "", "AddressMode": "", "Address": "", "Checks": null, "CheckRestart": null,
