@@ -349,6 +349,18 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
+    /// A task's run was lost together with the agent that watched it. That is no failure: [`Self::start`] runs it again at once, and no restart is counted.
+    pub(crate) fn lost(
+        &mut self,
+        policy: &GroupPolicy,
+        task: usize,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        self.tasks[task].lost(now);
+        self.settle(policy, now, out);
+    }
+
     /// A task's run was found again: asks again for what was under way with it when the agent ended. The others are asked when theirs are found:
     /// there are programs that end at once, and badly, when they are signalled a second time.
     pub(crate) fn resume(
@@ -624,6 +636,41 @@ mod tests {
         assert_eq!(bench.after(0), [Action::Start { task: 0, attempt: 2 }], "none is killed twice");
         bench.exited(1, &BAD);
         assert_eq!(bench.after(0), [Action::Start { task: 1, attempt: 2 }]);
+    }
+
+    /// However often, and although the policy allows no restart; what runs beside it runs on.
+    #[test]
+    fn what_was_lost_with_the_agent_runs_again_at_once_and_uncounted() {
+        let mut bench = Bench::running(&["a", "b"], |message| {
+            message.tasks[0].restart =
+                Some(v1::RestartPolicy { fail: true, ..v1::RestartPolicy::default() });
+        });
+        for attempt in 2..6 {
+            bench.runner.lost(&bench.policy, 0, bench.now, &mut bench.actions);
+            assert_eq!((bench.status(), bench.after(0)), ("running", vec![]), "not before it may");
+            bench.runner.start(bench.now, &mut bench.actions);
+            let started = std::mem::take(&mut bench.actions);
+            assert_eq!(started, [Action::Start { task: 0, attempt }]);
+            bench.runner.started(&bench.policy, 0, bench.now, &mut bench.actions);
+        }
+        let report = bench.runner.status(&bench.policy, [5; 16]);
+        assert_eq!((report.tasks["a"].restarts, report.node_failure.as_str()), (0, ""));
+        let kinds: Vec<_> = report.tasks["a"].events.iter().map(|event| &*event.kind).collect();
+        assert!(kinds.ends_with(&["Terminated", "Restarting", "Started"]), "{kinds:?}");
+        assert_eq!(
+            bench.exited(0, &BAD),
+            [Action::Kill { task: 1 }],
+            "an end that was seen counts"
+        );
+    }
+
+    #[test]
+    fn what_was_to_end_and_was_lost_with_the_agent_has_ended() {
+        let mut bench = Bench::running(&["a"], |_| {});
+        assert_eq!(bench.stop(), [Action::Kill { task: 0 }]);
+        bench.runner.lost(&bench.policy, 0, bench.now, &mut bench.actions);
+        bench.runner.start(bench.now, &mut bench.actions);
+        assert_eq!((bench.status(), bench.after(60_000)), ("complete", vec![]));
     }
 
     #[test]

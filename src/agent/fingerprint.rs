@@ -23,17 +23,17 @@ pub(crate) struct Fingerprint {
     pub(crate) address: String,
 }
 
-/// Looks at the machine.
+/// Looks at the machine. `filled` of the bytes where allocations are was filled by them.
 pub(crate) fn fingerprint(
     settings: &AgentSettings,
-    data_dir: &Path,
+    (allocations, filled): (&Path, u64),
     drivers: &[Driver],
 ) -> Fingerprint {
     let system = rustix::system::uname();
     let text = |value: &std::ffi::CStr| value.to_string_lossy().into_owned();
     let cpu = Cpu::parse(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
     let memory_bytes = memory_bytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
-    let (disk_total, disk_free) = disk_bytes(data_dir);
+    let (disk_total, disk_free) = disk_bytes(allocations);
     let address = settings
         .advertise_address
         .clone()
@@ -69,7 +69,7 @@ pub(crate) fn fingerprint(
     set("unique.storage.bytestotal", disk_total.to_string());
     set("unique.storage.bytesfree", disk_free.to_string());
     let mounts = machine::mounts();
-    if let Some(mount) = machine::mount_of(&mounts, data_dir) {
+    if let Some(mount) = machine::mount_of(&mounts, allocations) {
         set("unique.storage.volume", mount.source.clone());
     }
     set("unique.hostname", host_name.clone());
@@ -92,7 +92,7 @@ pub(crate) fn fingerprint(
         cores: cpu.cores,
         cpu_mhz: settings.cpu_mhz.unwrap_or(cpu.total_mhz),
         memory_mb: settings.memory_mb.unwrap_or(memory_bytes >> 20),
-        disk_mb: settings.disk_mb.unwrap_or(disk_free >> 20),
+        disk_mb: settings.disk_mb.unwrap_or(disk_free.saturating_add(filled) >> 20),
         address,
     }
 }

@@ -22,6 +22,7 @@ mod driver;
 mod environment;
 pub mod executor;
 mod files;
+mod filled;
 mod fingerprint;
 mod health;
 mod heartbeat;
@@ -177,7 +178,15 @@ impl Agent {
         let offered: Arc<[Driver]> =
             settings.drivers.iter().filter_map(|name| Driver::parse(name)).collect();
         let start = rt::random_id();
-        let found = fingerprint::fingerprint(&settings, state.root(), &offered);
+        let allocations = state.allocations();
+        let filled = match settings.disk_mb {
+            Some(_) => 0,
+            None => {
+                let allocations = allocations.clone();
+                rt::run_blocking(move || filled::filled_bytes(&allocations)).await
+            }
+        };
+        let found = fingerprint::fingerprint(&settings, (&allocations, filled), &offered);
         if settings.name.is_empty() {
             settings.name.clone_from(&found.host_name);
         }
@@ -194,7 +203,6 @@ impl Agent {
                 after_task: readiness.after_task,
             }),
         };
-        let allocations = state.allocations();
         let (node, shared) =
             start_node(&settings, ground, &identity, state, http_address, &mut work)?;
         let watch = shared.shortages.watch(allocations, settings.free_bytes_min);

@@ -533,13 +533,17 @@ impl Node for LocalNode {
                 batch.removed.iter().filter_map(|id| AllocationId::from_slice(id)).collect();
             if let Some(present) = present {
                 // What they do not name has ended for them too, or is forgotten.
-                for (_, entry) in inner.entries.iter_mut().filter(|(id, _)| !present.contains(id)) {
+                for (id, entry) in inner.entries.iter_mut().filter(|(id, _)| !present.contains(id))
+                {
                     entry.unheard = false;
+                    if !entry.is_terminal() {
+                        entry.wish.send_modify(|wish| wish.stop = true);
+                        self.shared.outbox.forget(*id);
+                    }
                 }
-                // The set leaves out what has ended: that keeps its logs until there are too many of them.
-                let live = inner.entries.iter().filter(|(_, entry)| !entry.is_terminal());
-                let known = live.map(|(id, _)| id).chain(inner.waiting.keys());
-                let known = known.chain(inner.strays.keys());
+                // The set leaves out what has ended, also what the servers gave up while the machine was away: that keeps its folder until there are too
+                // many of them.
+                let known = inner.waiting.keys().chain(inner.strays.keys());
                 gone.extend(known.filter(|id| !present.contains(id)).copied());
             }
             for id in gone {

@@ -507,6 +507,12 @@ impl Shell {
                     runner.start(now, actions);
                 }
             }
+            Happening::Recovered(task, Ok(Recovered::Lost)) => {
+                runner.lost(policy, task, now, actions);
+                if !self.unheard {
+                    runner.start(now, actions);
+                }
+            }
             Happening::Recovered(task, Err(error)) => {
                 let exit = ExitResult {
                     exit_code: -1,

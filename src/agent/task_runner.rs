@@ -29,6 +29,9 @@ const PASSING_TRIES_MAX: u32 = 10;
 const SHORTAGE_DELAY_MS: u64 = 1_000;
 const SHORTAGE_DELAY_MS_MAX: u64 = 30_000;
 
+/// Exit code of a run whose end nobody has seen.
+const LOST_EXIT_CODE: i32 = -1;
+
 /// Length of an event's message, bytes; what is beyond is cut off.
 pub(super) const MESSAGE_BYTES_MAX: usize = 512;
 
@@ -624,6 +627,22 @@ impl TaskRunner {
             self.restart_wanted = false;
             self.phase = Phase::Pending;
         }
+    }
+
+    /// Its run went together with the agent that watched it, and nobody knows how it ended.
+    pub(crate) fn lost(&mut self, now: Moment) {
+        if !self.may_have_process() {
+            return;
+        }
+        self.event(now, EventKind::Terminated, "Exit status unknown: the executor is gone");
+        if let Some(event) = self.events.last_mut() {
+            event.exit = Some((LOST_EXIT_CODE, 0));
+        }
+        if self.kill.is_none() {
+            let message = "Lost together with the agent, task restarting at once: not counted";
+            self.event(now, EventKind::Restarting, message);
+        }
+        self.rewind(false, now);
     }
 
     /// A restarted agent that finds a kill under way sends it again.

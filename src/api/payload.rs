@@ -104,6 +104,7 @@ fn without_fresh_ids(mut command: Command) -> Command {
         | Command::NoteInstance(_)
         | Command::NoteUnhelped(_)
         | Command::LimitPool(_)
+        | Command::NoteProvider(_)
         | Command::SetRequirements(_)
         | Command::ExpireRequirements(_)
         | Command::DecideCapacity(_)

@@ -70,6 +70,7 @@ fn row(command: &Command) -> (&'static str, Senders) {
         Command::NoteInstance(_) => ("NoteInstance", Leader),
         Command::NoteUnhelped(_) => ("NoteUnhelped", Leader),
         Command::LimitPool(_) => ("LimitPool", Leader),
+        Command::NoteProvider(_) => ("NoteProvider", Leader),
         Command::SetRequirements(_) => ("SetRequirements", Clients),
         Command::ExpireRequirements(_) => ("ExpireRequirements", Leader),
         Command::DecideCapacity(_) => ("DecideCapacity", Leader),

@@ -346,9 +346,12 @@ fn write(
         }
         return Ok(Exit::Success);
     }
-    let row = follow(context, id, style, false)?;
-    // That it fails was asked for.
-    Ok(if verb == "fail" { Exit::Success } else { exit(&row) })
+    Ok(exit(&follow(context, id, style, false)?))
+}
+
+/// Whether a deployment is not over.
+pub(super) fn goes_on(row: &Value) -> bool {
+    matches!(row.text("Status"), "running" | "paused")
 }
 
 /// Exit status of a deployment that was followed to its end.
@@ -412,7 +415,7 @@ impl Follower<'_> {
             let answer = self.context.get_patiently(&format!("/v1/deployment/{id}"), &[]);
             let row = monitor::or_missing(answer, "deployment", id)?;
             let status = row.text("Status").to_owned();
-            let over = !matches!(status.as_str(), "running" | "paused");
+            let over = !goes_on(&row);
             self.show(&row, over)?;
             if over {
                 let shown = self.style.id(id);

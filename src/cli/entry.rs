@@ -170,6 +170,7 @@ impl Command {
             | Self::Pool(_)
             | Self::Capacity(_)
             | Self::Instance(_)
+            | Self::Provider(ProviderCommand::Status(_))
             | Self::Alloc(_)
             | Self::Eval(_)
             | Self::Namespace(_)
@@ -190,7 +191,7 @@ impl Command {
             Self::Up(_)
             | Self::Agent(_)
             | Self::Bench(_)
-            | Self::Provider(_)
+            | Self::Provider(ProviderCommand::Check(_))
             | Self::Version(_)
             | Self::Executor { .. }
             | Self::DemoWeb(_) => false,

@@ -1,5 +1,7 @@
 //! `quorate instance …`: the machines of instance pools, and what operators want of them.
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -9,6 +11,7 @@ use super::node::actor;
 use super::output::{Style, pairs, table};
 use super::pool;
 use super::resolve::{self, INSTANCE};
+use super::time;
 use super::view::{Fields, rows};
 
 /// Machines of instance pools: what they do, hold, drain, shut down
@@ -29,8 +32,10 @@ pub(crate) enum InstanceCommand {
     #[command(after_help = "Example:\n  quorate instance run 3f2a9c01")]
     Run(InstanceArgs),
     /// Move what runs on an instance elsewhere; it goes when nothing runs on it
-    #[command(after_help = "Example:\n  quorate instance drain -reason \"old image\" 3f2a9c01")]
-    Drain(InstanceArgs),
+    #[command(
+        after_help = "Examples:\n  quorate instance drain -reason \"old image\" 3f2a9c01\n  quorate instance drain -deadline 10m 3f2a9c01   what still runs then is stopped"
+    )]
+    Drain(DrainArgs),
     /// Destroy an instance now; what runs on it is lost
     #[command(
         after_help = "Example:\n  quorate instance shutdown -reason broken 3f2a9c01\n\nTo let its allocations move first: quorate instance drain 3f2a9c01"
@@ -69,7 +74,17 @@ pub(crate) struct WhyArgs {
     instance: String,
 }
 
-/// Flags of `instance hold`, `run`, `drain` and `shutdown`.
+/// Flags of `instance drain`.
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// Stop what still runs on it after this time, such as 10m; without it, nothing is stopped
+    #[arg(long, value_name = "DURATION", value_parser = time::parse_duration)]
+    deadline: Option<Duration>,
+    #[command(flatten)]
+    what: InstanceArgs,
+}
+
+/// Flags of `instance hold`, `run` and `shutdown`.
 #[derive(Debug, Args)]
 pub(crate) struct InstanceArgs {
     /// Why, in a few words; everybody sees it
@@ -83,9 +98,9 @@ pub(crate) fn run(context: &Context, command: &InstanceCommand) -> Outcome {
     match command {
         InstanceCommand::List(arguments) => list(context, arguments),
         InstanceCommand::Status(arguments) => status(context, arguments),
-        InstanceCommand::Hold(arguments) => behave(context, arguments, "hold"),
-        InstanceCommand::Run(arguments) => behave(context, arguments, "run"),
-        InstanceCommand::Drain(arguments) => behave(context, arguments, "drain"),
+        InstanceCommand::Hold(arguments) => behave(context, arguments, "hold", None),
+        InstanceCommand::Run(arguments) => behave(context, arguments, "run", None),
+        InstanceCommand::Drain(arguments) => drain(context, arguments),
         InstanceCommand::Shutdown(arguments) => shut_down(context, arguments),
         InstanceCommand::Why(arguments) => why(context, &arguments.instance),
     }
@@ -185,12 +200,30 @@ fn put(context: &Context, typed: &str, verb: &str, body: &Value) -> anyhow::Resu
     Ok(id)
 }
 
-fn behave(context: &Context, arguments: &InstanceArgs, behavior: &str) -> Outcome {
+fn drain(context: &Context, arguments: &DrainArgs) -> Outcome {
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let deadline_ms = arguments.deadline.map(ms);
+    behave(context, &arguments.what, "drain", deadline_ms)
+}
+
+fn behave(
+    context: &Context,
+    arguments: &InstanceArgs,
+    behavior: &str,
+    deadline_ms: Option<u64>,
+) -> Outcome {
     let reason = arguments.reason.as_deref().unwrap_or("");
-    let body = json!({ "Behavior": behavior, "Reason": reason, "Actor": actor() });
+    let mut body = json!({ "Behavior": behavior, "Reason": reason, "Actor": actor() });
+    if let Some(ms) = deadline_ms {
+        body["DeadlineMs"] = ms.into();
+    }
     let id = put(context, &arguments.instance, "behavior", &body)?;
     let what = match behavior {
         "hold" => format!("is held, until: quorate instance run {id}"),
+        "drain" if deadline_ms.is_some() => {
+            "drains: it goes when nothing runs on it; what runs at the deadline is stopped"
+                .to_owned()
+        }
         "drain" => "drains: it goes when nothing runs on it".to_owned(),
         _ => "is given work, and goes when it idles".to_owned(),
     };

@@ -3,7 +3,7 @@
 //! ```text
 //! evaluation pending ─► complete ─► allocations pending ─► running | complete ─► Placed
 //!        │                 ├─ next evaluation: follow it        └─ failed | lost ─► AllocationFailed
-//!        │                 └─ some not placed: NotPlaced
+//!        │                 └─ some not placed: NotPlaced, unless its deployment goes on
 //!        ├─► canceled: follow the one that supersedes it, if there is one
 //!        └─► failed | canceled: EvaluationFailed
 //! one that is part of a deployment ─► the deployment: Placed | DeploymentFailed
@@ -30,7 +30,8 @@ const UNKNOWN_EVALUATION_MAX: Duration = Duration::from_secs(5);
 pub(crate) enum Verdict {
     /// All allocations run or have completed.
     Placed,
-    /// Some could not be placed; a blocked evaluation waits for capacity.
+    /// Some could not be placed, and no deployment tells how that ends; a blocked evaluation waits for
+    /// capacity.
     NotPlaced,
     /// An allocation failed or was lost.
     AllocationFailed,
@@ -157,17 +158,42 @@ impl<'a> Monitor<'a> {
             let deployment = Value::Null;
             let mut report =
                 Report { verdict: Verdict::Placed, evaluation, allocations, deployment };
-            self.judge(&id, &mut report)?;
-            if report.verdict == Verdict::Placed && !self.deployment.is_empty() {
-                let id = self.deployment.clone();
-                report.deployment =
-                    deployment::follow(self.context, &id, self.style, self.lines.silent)?;
-                if deployment::exit(&report.deployment) != Exit::Success {
-                    report.verdict = Verdict::DeploymentFailed;
-                }
+            // That the deployment of a job ends with it was asked for.
+            if report.evaluation.text("TriggeredBy") == "job-deregister" {
+                self.deployment.clear();
             }
+            let goes_on = self.deployment_goes_on()?;
+            self.judge(&id, &mut report, goes_on)?;
+            self.follow_deployment(&mut report, goes_on)?;
             return Ok(report);
         }
+    }
+
+    /// Whether the evaluation is part of a deployment that goes on. One that is over when the
+    /// evaluation is processed has its part in the verdict, but what the evaluation placed is no part of it.
+    fn deployment_goes_on(&self) -> anyhow::Result<bool> {
+        let id = &self.deployment;
+        if id.is_empty() {
+            return Ok(false);
+        }
+        let answer = self.context.get_patiently(&format!("/v1/deployment/{id}"), &[]);
+        Ok(deployment::goes_on(&or_missing(answer, "deployment", id)?))
+    }
+
+    /// Follows the deployment, if there is one, to its end: what found no room at first may find it
+    /// meanwhile, and a version that has failed has failed for everybody who runs it again.
+    fn follow_deployment(&self, report: &mut Report, goes_on: bool) -> anyhow::Result<()> {
+        if self.deployment.is_empty() || report.verdict == Verdict::EvaluationFailed {
+            return Ok(());
+        }
+        let (id, silent) = (&self.deployment, self.lines.silent);
+        report.deployment = deployment::follow(self.context, id, self.style, silent)?;
+        if deployment::exit(&report.deployment) != Exit::Success {
+            report.verdict = Verdict::DeploymentFailed;
+        } else if goes_on {
+            report.verdict = Verdict::Placed;
+        }
+        Ok(())
     }
 
     /// The evaluation that looks at the job in the place of one that was canceled: the next that is neither canceled itself nor still to come.
@@ -294,11 +320,10 @@ impl<'a> Monitor<'a> {
         self.lines.detail(&line)
     }
 
-    fn judge(&mut self, id: &str, report: &mut Report) -> anyhow::Result<()> {
+    fn judge(&mut self, id: &str, report: &mut Report, in_deployment: bool) -> anyhow::Result<()> {
         let evaluation = &report.evaluation;
         let status = evaluation.text("Status").to_owned();
         let failures = placement::failures(evaluation, "    ");
-        let in_deployment = !self.deployment.is_empty();
         if status == "complete" && failures.is_empty() && !in_deployment {
             report.allocations = self.follow_allocations(id)?;
         }

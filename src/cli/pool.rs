@@ -59,8 +59,10 @@ pub(crate) enum PoolCommand {
         after_help = "Example:\n  quorate pool pause -reason \"provider is being repaired\" gpu\n\nInstances that run go on, and jobs are placed on them."
     )]
     Pause(PauseArgs),
-    /// Let a paused pool go on
-    #[command(after_help = "Example:\n  quorate pool resume gpu")]
+    /// Let a paused pool go on, and try at once what failed or was refused
+    #[command(
+        after_help = "Example:\n  quorate pool resume gpu\n\nA pool whose instances failed one after the other is protected: it makes one at a time, with\npauses. Once the cause is mended, this forgets the failures and the provider's refusals."
+    )]
     Resume(ResumeArgs),
 }
 
@@ -280,6 +282,10 @@ pub(super) fn why(pool: &Value) -> String {
 
 fn overview(pool: &Value) -> String {
     let span = |name: &str| super::time::span(pool.number(name) / 1_000);
+    let limit = |name: &str| match pool.shown(name).as_str() {
+        "" | "0" | "0.0" => "no limit".to_owned(),
+        most => format!("at most {most}"),
+    };
     let creates = match pool.number("MaxConcurrentCreates") {
         0 => "no limit".to_owned(),
         count => count.to_string(),
@@ -294,6 +300,10 @@ fn overview(pool: &Value) -> String {
         ("Boot Timeout", span("BootTimeoutMs")),
         ("Probe Timeout", span("ProbeTimeoutMs")),
         ("Creates At A Time", creates),
+        ("Creates Per Hour", limit("MaxCreatesPerHour")),
+        ("Price Per Hour", limit("MaxPricePerHour")),
+        ("Protected After", format!("{} failures", pool.number("ProtectAfter"))),
+        ("Backoff Reset", span("BackoffResetMs")),
         ("Modify Index", pool.shown("ModifyIndex")),
     ])
 }

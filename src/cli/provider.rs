@@ -1,12 +1,15 @@
-//! `quorate provider check`: the report of [`crate::provider::check`].
+//! `quorate provider …`: the report of [`crate::provider::check`], and how providers do.
 
 use std::time::Duration;
 
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::context::{Context, Exit, Outcome};
 use super::output::table;
+use super::view::{Fields, rows};
+use crate::percent::encode;
 use crate::provider::check::{self, Check, Plan, Report, Verdict};
 
 /// Programs that make machines for instance pools
@@ -15,6 +18,21 @@ pub(crate) enum ProviderCommand {
     /// Test whether a program keeps to the protocol of providers
     #[command(long_about = ABOUT, after_help = EXAMPLES)]
     Check(CheckArgs),
+    /// Show whether providers answer, and what they said last
+    #[command(
+        after_help = "Examples:\n  quorate provider status\n  quorate provider status -json cloud"
+    )]
+    Status(StatusArgs),
+}
+
+/// Flags of `provider status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// Only the provider of this name
+    name: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 const ABOUT: &str = "Test whether a program keeps to the protocol of providers (docs/providers.md).
@@ -52,7 +70,10 @@ pub(crate) struct CheckArgs {
 }
 
 pub(crate) fn run(context: &Context, command: ProviderCommand) -> Outcome {
-    let ProviderCommand::Check(arguments) = command;
+    let arguments = match command {
+        ProviderCommand::Check(arguments) => arguments,
+        ProviderCommand::Status(arguments) => return status(context, &arguments),
+    };
     let program = arguments.command.first().cloned().unwrap_or_default();
     let plan = Plan {
         command: arguments.command,
@@ -69,10 +90,56 @@ pub(crate) fn run(context: &Context, command: ProviderCommand) -> Outcome {
     } else {
         context.line(as_table(&report))?;
     }
+    if !arguments.json {
+        for warning in &report.warnings {
+            context.output.advice(format!("Warning: {warning}"));
+        }
+    }
     if let Some(key) = report.left_behind {
         context.output.advice(format!("The machine with key {key} may still be there"));
     }
     Ok(if report.has_passed() { Exit::Success } else { Exit::Failure })
+}
+
+fn status(context: &Context, arguments: &StatusArgs) -> Outcome {
+    let answer = match &arguments.name {
+        Some(name) => match context.client.get(&format!("/v1/provider/{}", encode(name)), &[]) {
+            Err(error) if error.is_not_found() => {
+                bail!(
+                    "no pool names a provider \"{name}\"; list them with: quorate provider status"
+                )
+            }
+            answer => json!([answer?]),
+        },
+        None => context.client.get("/v1/providers", &[])?,
+    };
+    if arguments.json {
+        context.output.json(&answer)?;
+        return Ok(Exit::Success);
+    }
+    if rows(&answer).is_empty() {
+        context.line("No provider is used; a pool names one: quorate pool apply FILE")?;
+        return Ok(Exit::Success);
+    }
+    let lines: Vec<Vec<String>> = rows(&answer)
+        .iter()
+        .map(|row| {
+            let pools: Vec<&str> = row.items("Pools").iter().filter_map(Value::as_str).collect();
+            let since = Some(row.text("Since")).filter(|since| !since.starts_with("0001-"));
+            vec![
+                row.shown("Name"),
+                row.shown("Status"),
+                since.unwrap_or_default().to_owned(),
+                row.shown("Creates"),
+                row.shown("Destroys"),
+                pools.join(","),
+                row.shown("LastError"),
+            ]
+        })
+        .collect();
+    let headers = ["Name", "Status", "Since", "Creates", "Destroys", "Pools", "Last Error"];
+    context.line(table(&headers, &lines))?;
+    Ok(Exit::Success)
 }
 
 fn words(check: &Check) -> (&'static str, &str) {
@@ -92,6 +159,7 @@ fn as_json(report: &Report) -> Value {
     json!({
         "Passed": report.has_passed(),
         "Checks": checks.collect::<Vec<_>>(),
+        "Warnings": report.warnings,
         "LeftBehind": left_behind,
     })
 }

@@ -14,6 +14,7 @@ pub(super) const SCHEMA: Schema = &[
     ("provider.directory", Kind::Text),
     ("provider.binary", Kind::Text),
     ("provider.command", Kind::List),
+    ("provider.creates_max", Kind::Number),
 ];
 
 /// Providers of one server.
@@ -26,6 +27,8 @@ pub struct ProviderConfig {
     pub name: String,
     /// What it is.
     pub kind: ProviderKind,
+    /// Creates that it is asked for at a time.
+    pub creates_max: usize,
 }
 
 /// What makes the machines.
@@ -92,7 +95,19 @@ impl ProviderConfig {
             Word::Process => process(table)?,
             Word::Exec => exec(table)?,
         };
-        Ok(Self { name, kind })
+        Ok(Self { name, kind, creates_max: creates_max(table)? })
+    }
+}
+
+fn creates_max(table: &Document) -> Result<usize, ConfigError> {
+    let most = fsm::limits::PROVIDER_CREATES_MAX;
+    let allowed = format!("a number from 1 to {most}");
+    let Some(asked) = table.number("provider.creates_max") else {
+        return Ok(fsm::limits::PROVIDER_CREATES);
+    };
+    match usize::try_from(asked) {
+        Ok(asked) if (1..=most).contains(&asked) => Ok(asked),
+        Ok(_) | Err(_) => Err(table.invalid("provider.creates_max", &allowed)),
     }
 }
 

@@ -304,6 +304,8 @@ fn rows_of(state: &State, table: TableId) -> usize {
         | TableId::ProviderLimits
         | TableId::ProviderLists
         | TableId::Unhelped
+        | TableId::PoolHistories
+        | TableId::ProviderStates
         | TableId::Tombstones
         | TableId::CapacityGains
         | TableId::Sessions

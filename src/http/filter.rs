@@ -55,15 +55,19 @@ enum Operator {
     DoesNotMatch(Pattern),
     IsEmpty,
     IsNotEmpty,
+    IsNil,
+    IsNotNil,
 }
 
 impl Filter {
     /// Parses an expression, whose patterns cost of the budget, as do their matches.
     pub(crate) fn parse(text: &str, budget: Budget) -> Result<Self, Error> {
         if text.len() > BYTES_MAX {
-            return Err(Error::bad(format!("filter: longer than {BYTES_MAX} bytes")));
+            let why = format!("failed to read filter expression: longer than {BYTES_MAX} bytes");
+            return Err(Error::bad(why));
         }
-        Ok(Self { expression: parse::expression(text, &budget)?, budget })
+        let expression = parse::expression(text, &budget)?;
+        Ok(Self { expression, budget })
     }
 
     /// Whether a row is selected: `shown` is what the list shows of it, `whole` makes the whole object, where the list shows less.
@@ -76,9 +80,10 @@ impl Filter {
     }
 }
 
-/// An error at a column.
+/// An error at a column. It begins as that of Nomad does, by which its programs know that a server
+/// does not take a filter.
 fn wrong(column: usize, what: impl std::fmt::Display) -> Error {
-    Error::bad(format!("filter: column {column}: {what}"))
+    Error::bad(format!("failed to read filter expression: column {column}: {what}"))
 }
 
 #[cfg(test)]
@@ -137,7 +142,14 @@ mod tests {
             ("Meta.row matches \".*\"", false),
             ("Meta.row not matches \".*\"", true),
             ("Meta.row.deeper is empty", true),
-            // Null.
+            // Null, and what is not there.
+            ("Parent is nil", true),
+            ("Parent is not nil", false),
+            ("Meta is nil", false),
+            ("Meta is not nil", true),
+            ("Meta.row is nil", true),
+            ("Meta.empty is not nil", true),
+            ("Priority is not nil", true),
             ("Parent is empty", true),
             ("Parent == \"x\"", false),
             ("Parent != \"x\"", true),
@@ -190,7 +202,7 @@ mod tests {
             ("(Name == a", 11, "`)`"),
             ("Name == a)", 10, "`and`"),
             ("Name == a Stop == true", 11, "`and`"),
-            ("Name is full", 9, "`empty`"),
+            ("Name is full", 9, "`empty` or `nil`"),
             ("Name not like x", 10, "`in`"),
             ("Name matches \"(\"", 14, "unclosed"),
             ("Nmae == a", 1, "`Name`"),
@@ -240,6 +252,17 @@ mod tests {
         let filter = parse("Name == \"web-1\"").unwrap();
         assert!(filter.selects(&row(), Some(&whole)).unwrap());
         assert_eq!(made.get(), 0);
+        // A list says of a block whether there is one.
+        let shown = json!({ "Periodic": false, "Parameterized": true });
+        let whole_job = || json!({ "Periodic": null, "Parameterized": { "Payload": "" } });
+        for (text, expected) in [
+            ("Periodic is not nil", false),
+            ("Periodic is nil", true),
+            ("Parameterized is not nil", true),
+            ("Periodic == false", true),
+        ] {
+            assert_eq!(parse(text).unwrap().selects(&shown, Some(&whole_job)).unwrap(), expected);
+        }
         let filter = parse("Links.a == 1 and \"a\" in Links").unwrap();
         assert!(filter.selects(&row(), Some(&whole)).unwrap());
         assert_eq!(made.get(), 1);

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{api::ReadMode, jobspec::suggest::did_you_mean};
 
-/// A sentence about an instance also depends on its pool.
-const TABLES: &[TableId] = &[TableId::Instances, TableId::InstancePools];
+/// A sentence about an instance also depends on its pool, and on what that has been through.
+const TABLES: &[TableId] = &[TableId::Instances, TableId::InstancePools, TableId::PoolHistories];
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -53,7 +53,7 @@ async fn behavior(call: Call) -> Result<Answer, Error> {
     let id: InstanceId = call.id(1)?;
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
-    fields.known(&["Behavior", "Reason", "Actor"])?;
+    fields.known(&["Behavior", "DeadlineMs", "Reason", "Actor"])?;
     let word = fields.text("Behavior")?.unwrap_or("");
     let behavior = Behavior::ALL.into_iter().find(|behavior| behavior.name() == word);
     let Some(behavior) = behavior else {
@@ -63,12 +63,16 @@ async fn behavior(call: Call) -> Result<Answer, Error> {
         let text = format!("Behavior must be run, hold or drain, not \"{shown}\"{hint}");
         return Err(Error::bad(text));
     };
+    let deadline_ms = fields.number("DeadlineMs")?;
+    if deadline_ms.is_some() && behavior != Behavior::Drain {
+        return Err(Error::bad("DeadlineMs is of a drain: Behavior must be drain"));
+    }
     let (by, reason) = (fields.actor()?, fields.note("Reason")?);
     let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
     let node = snapshot.state.instances().get(&id).and_then(|row| row.node);
     let wanted = node.map_or(0, |node| node::evaluations_wanted(&snapshot.state, node));
     let evaluation_ids = call.evaluation_ids(wanted);
-    let command = SetInstanceBehavior { id, behavior, by, reason, evaluation_ids };
+    let command = SetInstanceBehavior { id, behavior, deadline_ms, by, reason, evaluation_ids };
     let written = call.write(Command::SetInstanceBehavior(command)).await?;
     let ids = made(&written.reply);
     call.answer_write(&written, json!({ "EvalIDs": ids }))

@@ -15,7 +15,13 @@ use super::{
 use crate::jobspec;
 
 /// What a pool shows is in these.
-const TABLES: &[TableId] = &[TableId::InstancePools, TableId::Instances, TableId::ProviderLimits];
+const TABLES: &[TableId] = &[
+    TableId::InstancePools,
+    TableId::Instances,
+    TableId::ProviderLimits,
+    TableId::PoolHistories,
+    TableId::ProviderStates,
+];
 
 pub(crate) fn routes() -> Router<Context> {
     Router::new()
@@ -54,7 +60,7 @@ async fn upsert(call: Call) -> Result<Answer, Error> {
         Error::bad(errors.iter().map(words).collect::<Vec<_>>().join("\n"))
     })?;
     let enforce_index = call.number("cas")?;
-    let command = UpsertInstancePool { pool, enforce_index };
+    let command = UpsertInstancePool { pool: pool.into(), enforce_index };
     let written = call.write(Command::UpsertInstancePool(command)).await?;
     call.answer_write(&written, json!({}))
 }

@@ -42,6 +42,7 @@ mod node;
 mod node_life;
 mod node_pool;
 mod operator;
+mod provider;
 mod request_body;
 mod requests;
 pub mod rival;
@@ -163,6 +164,7 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         .merge(node_pool::routes())
         .merge(instance_pool::routes())
         .merge(instance::routes())
+        .merge(provider::routes())
         .merge(capacity::routes())
         .merge(namespace::routes())
         .merge(status::routes())

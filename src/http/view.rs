@@ -25,7 +25,7 @@ pub(crate) use member::{member, raft_server};
 pub(crate) use node::{node, node_stub};
 pub(crate) use node_state::{mass_loss, offline_node};
 pub(crate) use placement::placement_metrics;
-pub(crate) use pool::{instance, instance_pool};
+pub(crate) use pool::{instance, instance_pool, provider};
 pub(crate) use scaling::{scale_status, scaling_policy, scaling_policy_stub};
 pub(crate) use settings::{namespace, node_pool, scheduler_configuration};
 

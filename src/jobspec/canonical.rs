@@ -38,6 +38,7 @@ pub fn canonicalize(job: &mut Value) {
         &json!({"Payload": "", "MetaRequired": null, "MetaOptional": null}),
     );
     weights(job);
+    decide_attempts(job, "Reschedule");
     let inherited = Inherited {
         kind,
         update: job.get("Update").cloned(),
@@ -76,6 +77,7 @@ fn canonicalize_group(group: &mut Map<String, Value>, inherited: &Inherited) {
     within(group, "RestartPolicy", &restart_default(kind));
     inherit(group, "Update", inherited.update.as_ref(), None);
     let reschedule = reschedule_default(kind);
+    decide_attempts(group, "ReschedulePolicy");
     inherit(group, "ReschedulePolicy", inherited.reschedule.as_ref(), Some(&reschedule));
     if kind == "service" {
         inherit(group, "Migrate", inherited.migrate.as_ref(), Some(&migrate_default()));
@@ -103,15 +105,45 @@ fn canonicalize_group(group: &mut Map<String, Value>, inherited: &Inherited) {
     });
 }
 
-fn canonicalize_service(service: &mut Map<String, Value>, name: &str) {
-    fill(
+/// Fills in a service and its checks, which take from it what they do not say.
+pub(super) fn canonicalize_service(service: &mut Map<String, Value>, name: &str) {
+    fill_texts(
         service,
-        json!({
-            "Name": name, "Provider": "consul", "AddressMode": "auto", "OnUpdate": "require_healthy",
-            "Cluster": "default",
-        }),
+        &[
+            ("Name", name),
+            ("Provider", "consul"),
+            ("AddressMode", "auto"),
+            ("OnUpdate", "require_healthy"),
+            ("Cluster", "default"),
+        ],
     );
-    each(service, "Checks", |check| fill(check, json!({"OnUpdate": "require_healthy"})));
+    let restart = json!({"Grace": SECOND});
+    within(service, "CheckRestart", &restart);
+    let of_service = service.get("CheckRestart").cloned().filter(Value::is_object);
+    let on_update = text(service, "OnUpdate").unwrap_or_default();
+    each(service, "Checks", |check| {
+        fill_texts(check, &[("OnUpdate", &on_update)]);
+        if let Some(of_service) = &of_service {
+            fill(check, json!({"CheckRestart": {}}));
+            // A zero says nothing here, but for a time.
+            if let Some(Value::Object(own)) = check.get_mut("CheckRestart") {
+                own.retain(|name, value| {
+                    name == "Grace" || (*value != json!(0) && *value != json!(false))
+                });
+            }
+            within(check, "CheckRestart", of_service);
+        }
+        within(check, "CheckRestart", &restart);
+    });
+}
+
+/// As [`fill`], also where an empty text is: clients send one for what was not said.
+fn fill_texts(object: &mut Map<String, Value>, defaults: &[(&str, &str)]) {
+    for (name, value) in defaults {
+        if text(object, name).is_none() {
+            object.insert((*name).to_owned(), (*value).into());
+        }
+    }
 }
 
 fn weights(owner: &mut Map<String, Value>) {
@@ -188,6 +220,17 @@ fn inherit(
     // A group's own update is whole also where its job has none.
     if name == "Update" {
         within(group, name, &update_default());
+    }
+}
+
+/// Who names a number of attempts at rescheduling wants no more of them, and who wants no end names
+/// none: the default of the one does not go with the other.
+fn decide_attempts(owner: &mut Map<String, Value>, block: &str) {
+    let Some(Value::Object(own)) = owner.get_mut(block) else { return };
+    if own.get("Attempts").and_then(Value::as_u64).is_some_and(|attempts| attempts > 0) {
+        fill(own, json!({"Unlimited": false}));
+    } else if own.get("Unlimited") == Some(&json!(true)) {
+        fill(own, json!({"Attempts": 0}));
     }
 }
 

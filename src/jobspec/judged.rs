@@ -23,6 +23,16 @@ const SLIP: &str = "it is a slip, and the job would wait for ever or fail at its
 
 /// A job of that type whose value at each of these places is replaced. `~` stands for the task, `^` for the group.
 fn judge(kind: &str, changes: &[(&str, Value)]) -> Result<(), String> {
+    match to_spec(&made(kind, changes)) {
+        Ok(_) => Ok(()),
+        Err(errors) => {
+            let lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
+            Err(lines.join("\n"))
+        }
+    }
+}
+
+fn made(kind: &str, changes: &[(&str, Value)]) -> Value {
     let mut job = json!({"ID": "j", "Type": kind, "TaskGroups": [{
         "Name": "g",
         "Networks": [{"DynamicPorts": [{"Label": "http"}]}],
@@ -33,13 +43,16 @@ fn judge(kind: &str, changes: &[(&str, Value)]) -> Result<(), String> {
         let (owner, name) = at.rsplit_once('/').unwrap();
         job.pointer_mut(owner).unwrap()[name] = value.clone();
     }
-    match to_spec(&job) {
-        Ok(_) => Ok(()),
-        Err(errors) => {
-            let lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
-            Err(lines.join("\n"))
-        }
-    }
+    job
+}
+
+/// The jobs of all rows that are taken.
+pub(super) fn taken() -> Vec<Value> {
+    let lists = [jobs(), groups(), tasks(), conditions(), services()].into_iter().flatten();
+    let services = lists.map(|(at, value, verdict)| ("service", at, value, verdict));
+    let rows = services.chain(others()).chain(templates());
+    let taken = rows.filter(|(.., verdict)| matches!(verdict, Taken | TakenHere(_)));
+    taken.map(|(kind, at, value, _)| made(kind, &[(at, value)])).collect()
 }
 
 /// Checks rows of one place each.

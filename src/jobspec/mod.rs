@@ -30,6 +30,8 @@ mod view;
 mod judged;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod ways;
 
 use serde_json::Value;
 

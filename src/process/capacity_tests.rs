@@ -35,7 +35,8 @@ fn stage() -> (Servers, usize) {
     // No repetition is half as old as this while a test runs.
     let group = CapacityGroup { requirement_ttl_ms: 10 * 60_000, ..capacity_group("web") };
     pool.groups = BTreeMap::from([("web".into(), group.into())]);
-    let command = Command::UpsertInstancePool(UpsertInstancePool { pool, enforce_index: None });
+    let command =
+        Command::UpsertInstancePool(UpsertInstancePool { pool: pool.into(), enforce_index: None });
     let core = servers.core(leader);
     let written = servers.runtime().block_on(core.write(CALLER, command, None, PATIENCE)).unwrap();
     assert_eq!(written.reply, Reply::Done);

@@ -26,9 +26,9 @@ fn servers(boots: [Option<BootId>; 3], machines: &Path) -> Servers {
         Box::new(move |number, settings: &mut Settings, parts| {
             let (name, directory) = ("local".to_owned(), directory.clone());
             let kind = ProviderKind::Process { directory, binary: Some("/bin/true".into()) };
-            let opened = provider::open(&ProviderConfig { name, kind }).unwrap();
+            let opened = provider::open(&ProviderConfig { name, kind, creates_max: 32 }).unwrap();
             parts.providers = Arc::new(BTreeMap::from([("local".into(), opened)]));
-            settings.services.providers = vec!["local".into()];
+            settings.services.providers = [("local".into(), 32)].into();
             settings.boot = boots[number];
         }),
     )
@@ -56,13 +56,17 @@ fn pool(provider: &str, min: u32) -> Command {
         boot_timeout_ms: 60_000,
         probe_timeout_ms: 60_000,
         max_concurrent_creates: 0,
+        max_creates_per_hour: 0,
+        max_price_micro: 0,
+        protect_after: 10,
+        backoff_reset_ms: 600_000,
         types,
         groups: BTreeMap::new(),
         paused: None,
         create_index: 0,
         modify_index: 0,
     };
-    UpsertInstancePool { pool, enforce_index: None }.into()
+    UpsertInstancePool { pool: pool.into(), enforce_index: None }.into()
 }
 
 fn apply(servers: &Servers, server: usize, command: Command) -> Result<fsm::Reply, ApiError> {

@@ -141,7 +141,11 @@ fn services(config: &ServerConfig) -> ServicesConfig {
             plans_max: usize::try_from(config.limits.plans_max).unwrap_or(usize::MAX),
             ..PlanQueueLimits::default()
         },
-        providers: config.providers.iter().map(|one| one.name.as_str().into()).collect(),
+        providers: config
+            .providers
+            .iter()
+            .map(|one| (one.name.as_str().into(), one.creates_max))
+            .collect(),
     }
 }
 

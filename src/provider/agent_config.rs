@@ -28,6 +28,9 @@ pub(super) fn agent_config(create: &Create, servers: &[String]) -> Settings {
     if kind.disk_mb > 0 {
         settings.set("resources.disk_mb", kind.disk_mb);
     }
+    if kind.max_allocations > 0 {
+        settings.set("resources.max_allocations", kind.max_allocations);
+    }
     for driver in &kind.node.drivers {
         settings.set(&format!("drivers.{driver}"), true);
     }

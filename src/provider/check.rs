@@ -73,6 +73,8 @@ pub struct Check {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
     pub checks: Vec<Check>,
+    /// What the program does beside the protocol, and servers take.
+    pub warnings: Vec<&'static str>,
     /// The instance whose machine may be there still, for whoever has to look.
     pub left_behind: Option<InstanceId>,
 }
@@ -131,6 +133,7 @@ pub async fn run(plan: &Plan) -> std::io::Result<Report> {
     verdicts.push(if goes_on { Some(run.one_reply().await) } else { None });
     let left_behind = run.clear_up().await;
     verdicts.push(if goes_on { Some(run.json_lines()) } else { None });
+    let warnings = run.program.habits();
     verdicts.push(run.end().await);
     let checks = RULES.into_iter().zip(verdicts).map(|((name, rule), step)| {
         let verdict = match step {
@@ -140,7 +143,7 @@ pub async fn run(plan: &Plan) -> std::io::Result<Report> {
         };
         Check { name, rule, verdict }
     });
-    Ok(Report { checks: checks.collect(), left_behind })
+    Ok(Report { checks: checks.collect(), warnings, left_behind })
 }
 
 /// A program that is checked.

@@ -142,6 +142,28 @@ fn pool_gauges(state: &State, now: TimeMs, put: &mut impl FnMut(&str, u64)) {
         let limits = state.provider_limits().iter().filter(|limit| limit.pool == pool.name);
         let limits = limits.filter(|limit| state.is_in_force(limit, now));
         gauge("limits", limits.count() as u64);
+        let history = state.pool_histories().get(&pool.name);
+        let is_protected = history.is_some_and(|history| history.protected_since > 0);
+        gauge("protected", is_protected.into());
+        let asked = history.map_or(0, |history| history.asked_lately(now));
+        gauge("creates_of_the_hour", asked.into());
+        let kinds = pool.types.keys();
+        let failing = kinds.filter(|kind| state.backoff_on(pool, kind, now).is_some());
+        gauge("types_in_backoff", failing.count() as u64);
+    }
+}
+
+/// How providers do, as leaders noted it.
+fn provider_state_gauges(state: &State, now: TimeMs, put: &mut impl FnMut(&str, u64)) {
+    for row in state.provider_states().iter() {
+        let mut gauge = |name: &str, value: u64| {
+            put(&format!("providers.{name}{{provider={}}}", row.provider), value);
+        };
+        gauge("answering", row.is_answering().into());
+        let failing_ms = if row.is_answering() { 0 } else { now.saturating_sub(row.since) };
+        gauge("failing_ms", failing_ms);
+        gauge("creates_under_way", row.creates.into());
+        gauge("destroys_under_way", row.destroys.into());
     }
 }
 
@@ -228,6 +250,7 @@ pub(super) fn gauges(core: &Core) -> BTreeMap<String, f64> {
     status_gauges(&state, &mut put);
     capacity_gauges(&state, &mut put);
     pool_gauges(&state, core.contact.time.now(), &mut put);
+    provider_state_gauges(&state, core.contact.time.now(), &mut put);
     provider_gauges(core, &mut put);
     put("process.resident_bytes", resident_bytes());
     put("process.cpu_ms", cpu_ms());

@@ -241,6 +241,8 @@ impl Heard {
         let of_row = row.map(|row| (row.epoch, row.seq));
         let spoken = self.sources.get_mut(&word.source);
         let newest = spoken.as_ref().map(|spoken| spoken.newest).max(of_row);
+        let begins_anew = row.is_some_and(|row| row.may_begin_anew(word.epoch));
+        let newest = newest.filter(|_| !begins_anew);
         if let Some((epoch, seq)) = newest.filter(|newest| (word.epoch, word.seq) < *newest) {
             let name = word.source.clone();
             return Judged::Older(Rejection::StaleRequirements { name, epoch, seq });

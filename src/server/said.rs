@@ -130,6 +130,7 @@ pub(super) fn asked(command: &Command) -> Option<(&'static str, String)> {
         | Command::NoteInstance(_)
         | Command::NoteUnhelped(_)
         | Command::LimitPool(_)
+        | Command::NoteProvider(_)
         | Command::ExpireRequirements(_)
         | Command::DecideCapacity(_)
         | Command::MoveMembers(_)

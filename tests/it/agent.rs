@@ -115,9 +115,21 @@ impl agent_server::Agent for Server {
         self.known.lock().unwrap().streams += 1;
         let sets = WatchStream::new(self.allocations.subscribe());
         let known = Arc::clone(&self.known);
+        let mut before = Vec::new();
         let batches = sets.map(move |allocations| {
-            let index = known.lock().unwrap().index;
-            Ok(v1::AllocationBatch { complete: true, allocations, index, ..Default::default() })
+            let known = known.lock().unwrap();
+            let index = known.index;
+            let ids = allocations.iter().map(|one| one.id.clone()).collect();
+            // What goes while the stream is open is gone from their state, unless it has ended.
+            let mut removed: Vec<bytes::Bytes> = std::mem::replace(&mut before, ids);
+            removed.retain(|id| {
+                let status = known.statuses.get(&id[..]).map(|status| status.client_status);
+                let ended = status
+                    .is_some_and(|status| words::client_status(status).unwrap().is_terminal());
+                !before.contains(id) && !ended
+            });
+            let complete = true;
+            Ok(v1::AllocationBatch { complete, allocations, removed, index, ..Default::default() })
         });
         Ok(Response::new(Box::pin(batches)))
     }
@@ -242,6 +254,11 @@ impl Cluster {
     /// How often the agent has said that it is ready.
     pub(crate) fn times_ready(&self) -> u32 {
         self.server.known.lock().unwrap().ready
+    }
+
+    /// How the agent has registered, the last time last.
+    pub(crate) fn registrations(&self) -> Vec<v1::RegisterRequest> {
+        self.server.known.lock().unwrap().registrations.clone()
     }
 
     pub(crate) fn allocation_directory(&self, id: u8) -> PathBuf {

@@ -1,6 +1,7 @@
 //! Integration tests: real processes, real sockets.
 
 mod agent;
+mod agent_returns;
 mod alerts;
 mod bench;
 mod cluster;

@@ -643,6 +643,7 @@ fn note_command(
         | Command::NoteInstance(_)
         | Command::NoteUnhelped(_)
         | Command::LimitPool(_)
+        | Command::NoteProvider(_)
         | Command::SetRequirements(_)
         | Command::ExpireRequirements(_)
         | Command::DecideCapacity(_)

@@ -202,7 +202,10 @@ impl Pools {
                 destroy_retry_ms: AGAIN_MS,
                 warm_up_ms: WARM_UP_MS,
             },
-            providers: is_there.then(|| PROVIDER.into()).into_iter().collect(),
+            providers: is_there
+                .then(|| (PROVIDER.into(), fsm::limits::PROVIDER_CREATES))
+                .into_iter()
+                .collect(),
             ..config
         }
     }
@@ -273,7 +276,10 @@ impl World {
         if let Some(balancers) = &mut self.balancers {
             balancers.declare(&mut pool);
         }
-        self.ask(Command::UpsertInstancePool(UpsertInstancePool { pool, enforce_index: None }));
+        self.ask(Command::UpsertInstancePool(UpsertInstancePool {
+            pool: pool.into(),
+            enforce_index: None,
+        }));
     }
 
     /// A job of the pool comes, changes or goes.
@@ -339,6 +345,7 @@ impl World {
         self.ask(Command::SetInstanceBehavior(SetInstanceBehavior {
             id,
             behavior,
+            deadline_ms: dice.percent(30).then_some(5_000).filter(|_| behavior == Behavior::Drain),
             by,
             reason,
             evaluation_ids,

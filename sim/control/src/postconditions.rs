@@ -134,6 +134,7 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         | Command::NoteInstance(_)
         | Command::NoteUnhelped(_)
         | Command::LimitPool(_)
+        | Command::NoteProvider(_)
         | Command::SetRequirements(_)
         | Command::ExpireRequirements(_)
         | Command::DecideCapacity(_)
@@ -645,16 +646,16 @@ impl Entry<'_> {
         if self.after.evaluations().get(&id).is_none_or(|row| row.status != update.status) {
             found.push(format!("I24: evaluation {id} is not {}", update.status.name()));
         }
-        if let Some((next, at)) = update.follow_up
-            && self.after.jobs().contains(&before.job)
-        {
-            self.waits(id, next, at, found);
+        if let Some((next, at)) = update.follow_up {
+            self.waits(&before.job, next, at, found);
         }
     }
 
-    fn waits(&self, id: EvaluationId, next: EvaluationId, at: u64, found: &mut Found) {
-        if self.after.evaluations().get(&next).is_none_or(|row| row.wait_until != at) {
-            found.push(format!("I18: evaluation {next} after {id} does not wait until {at}"));
+    /// What follows an evaluation of a job that was not stopped.
+    fn waits(&self, job: &JobKey, next: EvaluationId, at: u64, found: &mut Found) {
+        let goes_on = self.after.jobs().get(job).is_some_and(|job| !job.stop);
+        if goes_on && self.after.evaluations().get(&next).is_none_or(|row| row.wait_until != at) {
+            found.push(format!("I18: evaluation {next} of {job} does not wait until {at}"));
         }
     }
 
@@ -729,7 +730,7 @@ impl Entry<'_> {
             found.push(format!("P-plan: evaluation {id} is not as its plan says"));
         }
         for made in &outcome.evaluations {
-            self.waits(id, made.id, made.wait_until, found);
+            self.waits(&made.job, made.id, made.wait_until, found);
         }
         let job = self.after.jobs().get(&plan.job);
         let job = job.filter(|job| job.create_index == plan.job_create_index);

@@ -20,6 +20,8 @@ use chance::Dice;
 
 /// Longest quiet time: suspended nodes come back after up to four hours, follow-ups of failed evaluations after six minutes.
 const QUIET_MS_MAX: u64 = 45 * 60_000;
+/// A job that no machine helped gets another try after a while: what that one makes may end before the pools are judged.
+const SETTLE_MS_MAX: u64 = 10 * 60_000;
 /// Rounds without time passing; more is a loop.
 const ROUNDS_MAX: usize = 3_000;
 /// Rounds in which the cluster forms.
@@ -113,7 +115,12 @@ impl World {
     /// Runs until nothing changes any more.
     fn quieten(&mut self, dice: &mut Dice) {
         let (began, mut changed_at, mut rounds) = (self.clock_ms, self.clock_ms, 0);
-        while self.clock_ms - began < QUIET_MS_MAX && self.failures.is_empty() {
+        while self.failures.is_empty() {
+            let passed = self.clock_ms - began;
+            let may_settle = passed < QUIET_MS_MAX + SETTLE_MS_MAX;
+            if passed >= QUIET_MS_MAX && (!may_settle || self.unsettled_pools().is_empty()) {
+                break;
+            }
             if self.round(dice) {
                 rounds += 1;
                 if rounds > ROUNDS_MAX {

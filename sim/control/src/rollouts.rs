@@ -1,10 +1,14 @@
 //! Deployments with canaries: in one of two seeds services begin their versions with canaries, are promoted by people or by themselves, and are paused,
 //! failed and taken back. From dice of its own: no throw in here moves one of the older dice.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use fsm::{
-    Command, Deployment, DeploymentId, DeploymentStatus, EvaluationId, JobKind, JobSpec, State,
+    Command, Deployment, DeploymentId, DeploymentStatus, EvaluationId, InstanceState, JobKind,
+    JobSpec, State,
     deployment::{
         DeploymentGroup, FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth,
     },
@@ -13,6 +17,12 @@ use fsm::{
 
 use crate::{coverage::Event, world::World};
 use chance::Dice;
+
+/// Work comes to a machine that was just bound so late, ms.
+const WORK_COMES_MS: u64 = 30_000;
+
+/// A leader looks again so late at a deployment that waited for machines, ms.
+const LOOKS_AGAIN_MS: u64 = 30_000;
 
 /// Makes these dice others than all older ones.
 const LABEL: u64 = 0x726f_6c6c_6f75_7431;
@@ -138,7 +148,11 @@ pub(crate) fn note(before: &State, after: &State, coverage: &mut crate::Coverage
 
 /// The deadlines that a leader has proposed to draw the consequence of.
 #[derive(Default)]
-pub(crate) struct Expiries(BTreeSet<(DeploymentId, u64)>);
+pub(crate) struct Expiries {
+    acted_on: BTreeSet<(DeploymentId, u64)>,
+    /// When a deployment beyond its deadline was last seen to wait for a machine.
+    waited_at: BTreeMap<DeploymentId, u64>,
+}
 
 impl Expiries {
     /// After a step of the services: I46: a deadline that is over is acted on in that step, or was before, whoever leads.
@@ -162,19 +176,40 @@ impl Expiries {
             .collect();
         let due = state.deployments().iter().filter_map(|row| {
             let deadline = row.progress_deadline().filter(|deadline| *deadline <= now)?;
-            Some((row.id, deadline))
+            Some((row, deadline))
         });
         let mut late = None;
-        for (id, deadline) in due {
+        for (row, deadline) in due {
+            let id = row.id;
+            if waits_for_a_machine(state, row, deadline, now) {
+                self.waited_at.insert(id, now);
+            }
+            // No effect tells when no machine comes any more: a leader looks again after a while.
+            let waited_at = self.waited_at.get(&id);
+            let may_wait = waited_at.is_some_and(|at| at + LOOKS_AGAIN_MS > now);
             if named.contains(&id) {
-                self.0.insert((id, deadline));
-            } else if !self.0.contains(&(id, deadline)) {
+                self.acted_on.insert((id, deadline));
+            } else if !may_wait && !self.acted_on.contains(&(id, deadline)) {
                 let ms = now - deadline;
                 late = Some(format!("I46: the deadline of deployment {id} passed {ms} ms ago"));
             }
         }
         late
     }
+}
+
+/// A group of it has no room, and a machine that was asked for before the deadline is on its way, or was there just now.
+fn waits_for_a_machine(state: &State, row: &Deployment, deadline: u64, now: u64) -> bool {
+    let job = state.jobs().get(&row.job);
+    let Some(spec) = job.and_then(|job| state.current_spec(job)) else { return false };
+    let comes = |one: &Arc<fsm::Instance>| match one.state {
+        InstanceState::Requested | InstanceState::Booting => true,
+        InstanceState::Bound => one.bound_at + WORK_COMES_MS > now,
+        InstanceState::ShuttingDown => false,
+    };
+    let waits = row.groups.values().any(|group| group.waits_for_room);
+    let mut instances = state.instances().iter().filter(|one| one.pool == spec.node_pool);
+    waits && instances.any(|one| one.requested_at <= deadline && comes(one))
 }
 
 /// Canaries of system jobs are a share of the nodes.

@@ -168,6 +168,7 @@ pub(crate) fn of(command: &Command) -> String {
         | Command::NoteInstance(_)
         | Command::NoteUnhelped(_)
         | Command::LimitPool(_)
+        | Command::NoteProvider(_)
         | Command::SetRequirements(_)
         | Command::ExpireRequirements(_)
         | Command::DecideCapacity(_)

@@ -63,7 +63,7 @@ const SERVERS: Finder = Finder::Simulation(&[Tier::Servers]);
 const BOTH: Finder = Finder::Simulation(&[Tier::ControlPlane, Tier::Servers]);
 
 /// All of them.
-pub(super) const PLANTS: [Planted; 56] = [
+pub(super) const PLANTS: [Planted; 59] = [
     Planted::new(
         "M1",
         "skip-log-sync",
@@ -348,6 +348,24 @@ pub(super) const PLANTS: [Planted; 56] = [
         "queue-order-lost",
         "youngest-child-first",
         "of the children that wait the youngest starts first",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "backoff-forgotten",
+        "failures-die-with-the-leader",
+        "a new leader knows nothing of boots that failed before it",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "set-aside-shut-down",
+        "suspended-machine-idles-out",
+        "an instance whose node a person has set aside is shut down like another",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "place-twice",
+        "two-members-of-one-place",
+        "a member takes a place that another one has",
         CONTROL_PLANE,
     ),
 ];

@@ -151,6 +151,8 @@ pub(crate) enum Recovered {
     Run(Run),
     /// It never began.
     Never,
+    /// It was lost together with the agent: nothing lives of it, and how it ended is not known.
+    Lost,
 }
 
 /// Starts a run; returns when it runs.

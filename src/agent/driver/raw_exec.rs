@@ -7,7 +7,11 @@ use tokio::sync::Semaphore;
 use super::{Recovered, Room, Run, StartError, TaskContext};
 use crate::{
     agent::{
-        executor::{Outcome, RunSpec, client::Executor, process::parse_signal},
+        executor::{
+            Outcome, RunSpec,
+            client::{Executor, Found},
+            process::parse_signal,
+        },
         task_runner::Fault,
     },
     rt::run_blocking,
@@ -90,7 +94,11 @@ fn judge(started: Result<(), Outcome>) -> Result<(), StartError> {
 
 pub(super) async fn recover(context: &TaskContext) -> Recovered {
     let run = run(context);
-    if run.executor.recover().await { Recovered::Run(Run::RawExec(run)) } else { Recovered::Never }
+    match run.executor.recover().await {
+        Found::There => Recovered::Run(Run::RawExec(run)),
+        Found::Never => Recovered::Never,
+        Found::Lost => Recovered::Lost,
+    }
 }
 
 impl RawExecRun {

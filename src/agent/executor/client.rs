@@ -47,6 +47,17 @@ const LAST_WORDS_BYTES_MAX: u64 = 4_096;
 /// Longest reply, bytes.
 const REPLY_BYTES_MAX: u64 = 64 * 1024;
 
+/// What an agent that was restarted finds of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Found {
+    /// It goes on, or how it ended is known, or will be.
+    There,
+    /// It never happened and never will.
+    Never,
+    /// Its executor went while no agent was there, and nothing says how it ended. Nothing lives of it.
+    Lost,
+}
+
 /// The executor of one run, by the directory of its files.
 #[derive(Clone, Debug)]
 pub(crate) struct Executor {
@@ -126,11 +137,36 @@ impl Executor {
         }
     }
 
-    /// Finds a run again after the agent was restarted. False: it never happened and never will.
-    pub(crate) async fn recover(&self) -> bool {
+    /// Finds a run again after the agent was restarted.
+    pub(crate) async fn recover(&self) -> Found {
         // One that lives has claimed it, whatever its files say.
         drop(self.identity().await);
-        self.lives() || !self.take_claim().await
+        if self.lives() {
+            return Found::There;
+        }
+        let has_files = self.directory.exists();
+        if self.take_claim().await {
+            if !has_files {
+                // A task that removed the files of its executor may have outlived it.
+                self.kill_rest(None).await;
+            }
+            return Found::Never;
+        }
+        // It may have said how it ended until it was gone.
+        if !self.is_gone().await || self.outcome().await.is_some() {
+            return Found::There;
+        }
+        self.kill_rest(self.known.get().copied()).await;
+        Found::Lost
+    }
+
+    /// Nobody is there who could end the run, or say how it ended. Of a claimed run.
+    async fn is_gone(&self) -> bool {
+        match self.identity().await {
+            Ok(Some(identity)) => identity.is_alive().is_ok_and(|alive| !alive),
+            Ok(None) => self.never_began().await,
+            Err(_) => false,
+        }
     }
 
     /// Gives up a start that nobody answers for, if it is not the executor's already.
@@ -185,7 +221,7 @@ impl Executor {
                 if let Some(outcome) = self.outcome().await {
                     return outcome;
                 }
-                self.kill_rest(identity).await;
+                self.kill_rest(Some(identity)).await;
                 return self.lost();
             }
             if let Ok(Response::Ended { outcome }) = self.ask(&Request::Wait).await {
@@ -200,12 +236,12 @@ impl Executor {
 
     /// Kills what an executor that is gone has left: its session, what has left the session, and what is forked meanwhile. What cannot be
     /// killed is no longer ours to judge; the end is reported all the same.
-    async fn kill_rest(&self, identity: ExecutorIdentity) {
+    async fn kill_rest(&self, identity: Option<ExecutorIdentity>) {
         let marker = Marker::of_run(&self.directory);
         for _ in 0..KILL_ROUNDS_MAX {
             let marker = marker.clone();
             let killed = run_blocking(move || -> io::Result<usize> {
-                let session = identity.kill_session()?;
+                let session = identity.map_or(Ok(0), |identity| identity.kill_session())?;
                 Ok(session.saturating_add(marker.map_or(Ok(0), |marker| marker.kill())?))
             });
             if killed.await.is_ok_and(|killed| killed == 0) {
@@ -340,7 +376,7 @@ mod tests {
 
     use tokio::net::UnixListener;
 
-    use super::*;
+    use super::{super::EXECUTOR_FILE, *};
 
     /// The files of a run, the socket that its executor was given, and the agent's side of it.
     fn launched() -> (tempfile::TempDir, UnixListener, Executor) {
@@ -415,6 +451,26 @@ mod tests {
         );
     }
 
+    /// By what is left of the run: no folder, no claim, a claim alone, an executor that is gone, how the run ended.
+    #[tokio::test]
+    async fn a_restarted_agent_tells_what_never_began_from_what_was_lost_and_what_has_ended() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("run");
+        let found = || async { Executor::at(directory.clone()).recover().await };
+        assert_eq!(found().await, Found::Never);
+        fs::create_dir(&directory).unwrap();
+        assert_eq!(found().await, Found::Never);
+        // The look has taken the claim, as an executor would.
+        assert_eq!(found().await, Found::Lost);
+        let boot_id = crate::agent::state::read_boot_id().unwrap();
+        let gone = ExecutorIdentity { pid: i32::MAX, start_ticks: 1, boot_id };
+        files::write_json(&directory.join(EXECUTOR_FILE), &gone).unwrap();
+        assert_eq!(found().await, Found::Lost);
+        let outcome = Outcome::Exited { result: ExitResult::default(), at_ms: 1 };
+        files::write_json(&directory.join(EXIT_FILE), &outcome).unwrap();
+        assert_eq!(found().await, Found::There);
+    }
+
     #[test]
     fn a_run_whose_claim_cannot_be_read_is_neither_found_nor_given_up() {
         let root = tempfile::tempdir().unwrap();
@@ -436,6 +492,6 @@ mod tests {
             tokio::join!(executor.recover(), repair)
         });
         assert!(claimed.unwrap());
-        assert!(found, "the executor has claimed it");
+        assert_eq!(found, Found::Lost, "an executor that is gone has claimed it");
     }
 }

@@ -107,7 +107,7 @@ fn job_type(job: &Value) -> String {
     if set("Periodic") {
         text.push_str("/periodic");
     }
-    if set("ParameterizedJob") {
+    if set("ParameterizedJob") && !job.flag("Dispatched") {
         text.push_str("/parameterized");
     }
     text
@@ -187,7 +187,12 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
 
 /// Whether children of it run, and not it.
 fn is_parent(job: &Value) -> bool {
-    job.present("ParameterizedJob").is_some() || job.present("Periodic").is_some()
+    is_dispatchable(job) || job.present("Periodic").is_some()
+}
+
+/// Whether it starts when it is dispatched. Its children keep the block, and were.
+fn is_dispatchable(job: &Value) -> bool {
+    job.present("ParameterizedJob").is_some() && !job.flag("Dispatched")
 }
 
 /// The newest children: their ids hold the time at which they were made.
@@ -196,10 +201,10 @@ fn children(
     found: &resolve::FoundJob,
     job: &Value,
 ) -> anyhow::Result<Vec<Value>> {
-    let kind = match (job.present("ParameterizedJob"), job.present("Periodic")) {
-        (Some(_), _) => "dispatch",
-        (None, Some(_)) => "periodic",
-        (None, None) => return Ok(Vec::new()),
+    let kind = match (is_dispatchable(job), job.present("Periodic")) {
+        (true, _) => "dispatch",
+        (false, Some(_)) => "periodic",
+        (false, None) => return Ok(Vec::new()),
     };
     let prefix = format!("{}/{kind}-", found.id);
     let query = [
@@ -318,7 +323,7 @@ fn overview(job: &Value, now: i64) -> String {
         lines.push(("Overlaps Skipped", counts.number("Overlapped").to_string()));
     }
     lines.extend([
-        ("Parameterized", job.present("ParameterizedJob").is_some().to_string()),
+        ("Parameterized", is_dispatchable(job).to_string()),
         ("Version", job.shown("Version")),
         ("Modify Index", job.shown("JobModifyIndex")),
     ]);

@@ -226,3 +226,33 @@ fn help_of_pools_has_examples() {
     let ran = run("pool apply --help", &|_| None);
     assert!(ran.out.contains("type \"small\" {"), "{}", ran.out);
 }
+
+#[test]
+fn providers_say_whether_they_answer() {
+    let cloud = json!({
+        "Name": "cloud",
+        "Status": "failing",
+        "Since": "2026-11-28T12:03:10Z",
+        "Failing": "list",
+        "LastError": "fatal: token expired",
+        "LastErrorAt": "2026-11-28T12:04:10Z",
+        "Creates": 3,
+        "Destroys": 1,
+        "Pools": ["gpu", "web"],
+        "Reason": "provider cloud has not answered as it should since 12:03:10 (list)",
+    });
+    let server = Canned::default()
+        .on("GET /v1/providers", &json!([cloud]))
+        .on("GET /v1/provider/cloud", &cloud)
+        .start();
+    for line in ["provider status", "provider status cloud"] {
+        let ran = server.run(line);
+        let row = "cloud  failing  2026-11-28T12:03:10Z  3        1         gpu,web  fatal: token expired";
+        assert!(ran.out.contains(row), "{} {}", ran.out, ran.err);
+    }
+    let ran = server.run("provider status gone");
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("no pool names a provider \"gone\""), "{}", ran.err);
+    let empty = Canned::default().on("GET /v1/providers", &json!([])).start();
+    assert!(empty.run("provider status").out.contains("quorate pool apply FILE"));
+}

@@ -11,10 +11,17 @@ use std::{
 };
 
 use fsm::{
-    ClassId, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, State, Text, Trigger,
-    pool::InstancePool, resources::Resources,
+    ClassId, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind, State, Text,
+    Trigger,
+    pool::{InstancePool, InstanceType},
+    resources::Resources,
 };
 use scheduler::{Declared, per_node_max};
+
+use crate::{
+    choice::{Choice, Chosen},
+    overhead::{Overhead, Room, static_ports},
+};
 
 /// What one group of a blocked evaluation needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,6 +33,8 @@ pub struct Need {
     pub count: u32,
     /// Most of them on one machine, room aside.
     pub per_machine_max: u32,
+    /// Static ports that each takes.
+    pub ports: BTreeSet<u16>,
     /// Names of the types that may run it and have room for one of it.
     pub types: BTreeSet<Text>,
     /// Why none may, if none may.
@@ -43,6 +52,8 @@ pub struct Waiting {
     /// Classes of nodes on which it cannot run: a machine of one does not wake it.
     pub ruled_out: BTreeSet<ClassId>,
     pub needs: Vec<Need>,
+    /// Until when types that did not help are left out; none: no type is.
+    pub unhelped_until: Option<u64>,
 }
 
 /// When a machine that is there last gained room, and the class of its node.
@@ -53,8 +64,8 @@ pub struct Gained {
 }
 
 impl Waiting {
-    /// Whether the evaluation has looked at a machine as it is now, or never will: a gain of a class
-    /// that it has ruled out does not wake it.
+    /// Whether the evaluation has looked at a machine as it is now, or never will: a gain of a
+    /// class that it has ruled out does not wake it.
     pub fn has_seen(&self, gained: Gained) -> bool {
         gained.index <= self.snapshot_index || self.ruled_out.contains(&gained.class)
     }
@@ -76,6 +87,8 @@ pub struct Demand {
     known: BTreeMap<EvaluationId, (Text, Place)>,
     by_pool: BTreeMap<Text, BTreeMap<Place, Arc<Waiting>>>,
     by_job: BTreeMap<JobKey, BTreeSet<EvaluationId>>,
+    /// The node pools of system jobs.
+    system_jobs: BTreeMap<JobKey, Text>,
 }
 
 impl Demand {
@@ -94,7 +107,7 @@ impl Demand {
         let mut pools = Vec::new();
         pools.extend(self.forget(id));
         if let Some(row) = state.evaluations().get(&id)
-            && let Some((pool, waiting)) = waiting(state, row)
+            && let Some((pool, waiting)) = waiting(state, state.at(), row)
         {
             let place = (Reverse(row.priority), row.create_index, id);
             self.known.insert(id, (pool.clone(), place));
@@ -106,10 +119,48 @@ impl Demand {
         pools
     }
 
+    /// Looks again at what waits for a pool and left out types for a time that is over now.
+    pub fn renew(&mut self, state: &State, now: u64, pool: &str) {
+        let is_over = |one: &&Arc<Waiting>| one.unhelped_until.is_some_and(|until| until <= now);
+        let over: Vec<_> = self.of(pool).filter(is_over).map(|one| one.evaluation).collect();
+        for id in over {
+            let row = state.evaluations().get(&id);
+            let Some((_, waiting)) = row.and_then(|row| waiting(state, now, row)) else { continue };
+            if let Some((pool, place)) = self.known.get(&id)
+                && let Some(known) = self.by_pool.get_mut(pool).and_then(|all| all.get_mut(place))
+            {
+                *known = Arc::new(waiting);
+            }
+        }
+    }
+
     /// A job has changed: what its evaluations need may be something else.
     pub fn job_changed(&mut self, state: &State, job: &JobKey) -> Vec<Text> {
+        let of_system = self.system_job_changed(state, job);
+        if !of_system.is_empty() {
+            return of_system;
+        }
         let ids = self.by_job.get(job).cloned().unwrap_or_default();
         ids.into_iter().flat_map(|id| self.evaluation_changed(state, id)).collect()
+    }
+
+    /// A system job is new, has changed or went: it takes room of every machine of its pools, so
+    /// that all that waits there needs something else. Answers with the pools.
+    fn system_job_changed(&mut self, state: &State, job: &JobKey) -> Vec<Text> {
+        let row = state.jobs().get(job);
+        let spec = row.and_then(|row| state.current_spec(row));
+        let now = spec.filter(|spec| spec.kind == JobKind::System).map(|spec| &spec.node_pool);
+        let mut fed: BTreeSet<Text> = now.cloned().into_iter().collect();
+        fed.extend(self.system_jobs.remove(job));
+        if let Some(pool) = now {
+            self.system_jobs.insert(job.clone(), pool.clone());
+        }
+        let is_fed = |pool: &Text| fed.contains(pool) || fed.contains("all");
+        let pools: Vec<Text> = self.by_pool.keys().filter(|pool| is_fed(pool)).cloned().collect();
+        for pool in &pools {
+            self.pool_changed(state, pool);
+        }
+        pools
     }
 
     /// A pool is new, has changed or went. Cost: all open evaluations.
@@ -129,6 +180,9 @@ impl Demand {
     /// Takes everything over from the state.
     pub fn restore(&mut self, state: &State) {
         *self = Self::default();
+        for key in state.per_node_jobs() {
+            self.system_job_changed(state, key);
+        }
         for row in state.evaluations().iter() {
             self.evaluation_changed(state, row.id);
         }
@@ -151,15 +205,16 @@ impl Demand {
     }
 }
 
-/// What an evaluation needs of which pool; none: it waits for no machine.
-pub fn waiting(state: &State, row: &Evaluation) -> Option<(Text, Waiting)> {
+/// What an evaluation needs of which pool at log time `now`; none: it waits for no machine.
+pub fn waiting(state: &State, now: u64, row: &Evaluation) -> Option<(Text, Waiting)> {
     if row.status != EvaluationStatus::Blocked || row.node.is_some() || row.kind.is_per_node() {
         return None;
     }
     let job = state.jobs().get(&row.job).filter(|job| !job.stop)?;
     let spec = state.current_spec(job)?;
     let pool = state.instance_pools().get(&spec.node_pool)?;
-    let unhelped = state.unhelped_by(&row.job, job.job_modify_index);
+    let unhelped = state.unhelped_by(&row.job, job.job_modify_index, now);
+    let overhead = Overhead::of(state, pool);
     let mut declared = Declared::new(spec);
     let mut needs = Vec::new();
     for (number, group) in spec.groups.iter().enumerate() {
@@ -168,12 +223,14 @@ pub fn waiting(state: &State, row: &Evaluation) -> Option<(Text, Waiting)> {
             continue;
         }
         let resources = Resources::of_group(group);
+        let ports = static_ports(group);
         let mut why_not = None;
         let mut types = BTreeSet::new();
         for kind in pool.types.values() {
             let may_run = declared.check(number, kind.description(&pool.name));
             let is_unhelped = unhelped.is_some_and(|row| row.types.contains(&kind.name));
-            let has_room = resources.exceeds(kind.resources()).is_none();
+            let why_no_room = no_room(pool, &overhead, kind, resources, &ports);
+            let has_room = why_no_room.is_none();
             match may_run {
                 Ok(()) if has_room && !is_unhelped => {
                     types.insert(kind.name.clone());
@@ -182,14 +239,15 @@ pub fn waiting(state: &State, row: &Evaluation) -> Option<(Text, Waiting)> {
                     why_not = Some(
                         format!(
                             "a machine of type \"{}\" came and the job stayed blocked: its \
-                             declared node differs from the real one, or others hold it",
-                            kind.name
+                             declared node differs from the real one, or others hold it; {}",
+                            kind.name,
+                            unhelped.map_or_else(String::new, |row| tried_again(now, row.until)),
                         )
                         .into(),
                     );
                 }
                 Ok(()) => {
-                    why_not.get_or_insert_with(|| crate::sizes::too_small(pool, resources));
+                    why_not = why_not.or(why_no_room);
                 }
                 Err(why) => {
                     let text = format!("no type of pool \"{}\" meets: {why}", pool.name);
@@ -202,6 +260,7 @@ pub fn waiting(state: &State, row: &Evaluation) -> Option<(Text, Waiting)> {
             resources,
             count,
             per_machine_max: per_node_max(spec, group),
+            ports,
             why_none: why_not.filter(|_| types.is_empty()),
             types,
         });
@@ -213,8 +272,44 @@ pub fn waiting(state: &State, row: &Evaluation) -> Option<(Text, Waiting)> {
         snapshot_index: row.snapshot_index,
         ruled_out: ruled_out(row),
         needs,
+        unhelped_until: unhelped.map(|row| row.until),
     };
     Some((pool.name.clone(), waiting))
+}
+
+/// Why a new machine of a type has no room for an instance of a group, beside what runs on every
+/// machine.
+fn no_room(
+    pool: &InstancePool,
+    overhead: &Overhead,
+    kind: &InstanceType,
+    asked: Resources,
+    ports: &BTreeSet<u16>,
+) -> Option<Text> {
+    if asked.exceeds(kind.resources()).is_some() {
+        return Some(crate::sizes::too_small(pool, asked));
+    }
+    let room = overhead.room(kind);
+    let name = &kind.name;
+    if let Some(port) = ports.intersection(&room.ports).next() {
+        let holder = overhead.holder_of(name, *port).map_or("", |job| &*job.id);
+        let text = format!(
+            "port {port} is taken on each machine of type \"{name}\" by system job \"{holder}\""
+        );
+        return Some(text.into());
+    }
+    if room.slots == 0 {
+        let text = format!("a machine of type \"{name}\" takes no more than its system jobs");
+        return Some(text.into());
+    }
+    asked.exceeds(room.resources)?;
+    let text = format!("a machine of type \"{name}\" has no room beside the pool's system jobs");
+    Some(text.into())
+}
+
+/// `tried again at 12:00:00`.
+fn tried_again(now: u64, until: u64) -> String {
+    format!("tried again at {}", crate::explain::clock(now, until))
 }
 
 /// Classes whose gains do not wake an evaluation, by the rule of the leader's blocked evaluations.
@@ -247,9 +342,12 @@ pub fn is_of_mass_loss(state: &State, id: EvaluationId) -> bool {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bin {
     pub kind: Text,
-    pub room: Resources,
+    pub room: Room,
     /// None: no evaluation has seen it.
     pub gained: Option<Gained>,
+    /// It was idle for as long as an idle machine is kept: it is counted on only by what nothing
+    /// cheaper can be made for.
+    pub is_spent: bool,
 }
 
 /// What waits and how it is met.
@@ -265,18 +363,41 @@ pub struct Packed {
     pub is_limited: bool,
     /// Something could run on a new machine, and there are as many as may be.
     pub is_full: bool,
+    /// Something could run on a new machine, which would cost more than may be.
+    pub is_too_dear: bool,
 }
 
-/// Packs what waits, in order, into the machines that are there or coming and into new ones of the
-/// cheapest type that `may_make` allows. At most `most` new ones.
+/// What may be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Budget {
+    /// Machines.
+    pub most: usize,
+    /// What they may cost in an hour; none: anything.
+    pub price_micro: Option<u64>,
+}
+
+impl Budget {
+    /// Takes a machine out of it, unless it is too dear.
+    pub(crate) fn pays(&mut self, kind: &InstanceType) -> bool {
+        let Some(left) = &mut self.price_micro else { return true };
+        let Some(rest) = left.checked_sub(kind.price_micro) else { return false };
+        *left = rest;
+        true
+    }
+}
+
+/// Packs what waits, in order, into the machines that are there or coming, and the rest into new
+/// ones of types that `may_make` allows, within a budget.
 pub fn pack<'a>(
     pool: &InstancePool,
+    overhead: &Overhead,
     waiting: impl IntoIterator<Item = &'a Arc<Waiting>>,
     mut bins: Vec<Bin>,
-    most: usize,
+    budget: Budget,
     may_make: impl Fn(&Text) -> bool,
 ) -> Packed {
     let mut packed = Packed::default();
+    let mut choice = Choice::new(pool, overhead);
     // Needs of a size for which no bin is left: the next of that size looks at later bins only. One
     // of an older snapshot may use bins that this one has seen already, and looks at all.
     let mut searched: BTreeMap<Size<'_>, (usize, Index)> = BTreeMap::new();
@@ -284,74 +405,48 @@ pub fn pack<'a>(
         for need in &one.needs {
             let mut left = need.count;
             packed.types.extend(need.types.iter().cloned());
-            let size = || Size::of(need, &one.ruled_out);
-            let known = searched.get(&size()).copied();
+            let size = Size::of(need, &one.ruled_out);
+            let known = searched.get(&size).copied();
             let from = known.filter(|(_, snapshot)| *snapshot <= one.snapshot_index);
-            let mut position = from.map_or(0, |(position, _)| position);
-            while left > 0 {
-                let Some(bin) = bins.get_mut(position) else {
-                    let kinds =
-                        crate::sizes::candidates(pool, |kind| need.types.contains(&kind.name));
-                    let kind = kinds.into_iter().find(|kind| may_make(&kind.name));
-                    let Some(kind) = kind else {
-                        packed.is_limited |= !need.types.is_empty();
-                        break;
-                    };
-                    if packed.wanted.len() >= most {
-                        packed.is_full = true;
-                        break;
-                    }
-                    packed.wanted.push((kind.name.clone(), one.job.clone()));
-                    let (kind, room) = (kind.name.clone(), kind.resources());
-                    bins.push(Bin { kind, room, gained: None });
-                    continue;
-                };
-                let is_new = bin.gained.is_none_or(|gained| !one.has_seen(gained));
-                if is_new && need.types.contains(&bin.kind) {
-                    let fits = fitting(bin.room, need).min(left);
-                    if fits > 0 {
-                        left -= fits;
-                        bin.room = bin.room.minus(times(need.resources, fits));
-                        packed.used.insert(position);
-                    }
+            let from = from.map_or(0, |(position, _)| position);
+            for (position, bin) in bins.iter_mut().enumerate().skip(from) {
+                if left == 0 {
+                    break;
                 }
-                position += 1;
+                let is_new = bin.gained.is_none_or(|gained| !one.has_seen(gained));
+                if !is_new || !need.types.contains(&bin.kind) {
+                    continue;
+                }
+                if bin.is_spent && choice.has_cheaper(need, &bin.kind, &may_make) {
+                    continue;
+                }
+                let fits = bin.room.fitting(need).min(left);
+                if fits > 0 {
+                    left -= fits;
+                    bin.room.place(need, fits);
+                    packed.used.insert(position);
+                }
             }
             if left > 0 {
-                searched.insert(size(), (bins.len(), one.snapshot_index));
+                searched.insert(size, (bins.len(), one.snapshot_index));
+                let is_made =
+                    need.types.is_empty() || choice.add(need, (&one.job, left), &may_make);
+                packed.is_limited |= !is_made;
             }
         }
     }
-    packed
+    let Chosen { machines, is_full, is_too_dear, .. } = choice.machines(budget);
+    Packed { wanted: machines, is_full, is_too_dear, ..packed }
 }
 
 /// What needs that fit into the same bins have in common.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Size<'a>(u64, u64, u64, u32, &'a BTreeSet<Text>, &'a BTreeSet<ClassId>);
+struct Size<'a>(u64, u64, u64, u32, &'a BTreeSet<u16>, &'a BTreeSet<Text>, &'a BTreeSet<ClassId>);
 
 impl<'a> Size<'a> {
     fn of(need: &'a Need, ruled_out: &'a BTreeSet<ClassId>) -> Self {
         let Resources { cpu_mhz, memory_mb, disk_mb } = need.resources;
-        Self(cpu_mhz, memory_mb, disk_mb, need.per_machine_max, &need.types, ruled_out)
+        let most = need.per_machine_max;
+        Self(cpu_mhz, memory_mb, disk_mb, most, &need.ports, &need.types, ruled_out)
     }
-}
-
-fn times(one: Resources, count: u32) -> Resources {
-    let count = u64::from(count);
-    Resources {
-        cpu_mhz: one.cpu_mhz.saturating_mul(count),
-        memory_mb: one.memory_mb.saturating_mul(count),
-        disk_mb: one.disk_mb.saturating_mul(count),
-    }
-}
-
-/// How many of a need's instances fit into so much room.
-fn fitting(room: Resources, need: &Need) -> u32 {
-    let of = |room: u64, one: u64| room.checked_div(one).unwrap_or(u64::MAX);
-    let Resources { cpu_mhz, memory_mb, disk_mb } = need.resources;
-    let most = of(room.cpu_mhz, cpu_mhz)
-        .min(of(room.memory_mb, memory_mb))
-        .min(of(room.disk_mb, disk_mb))
-        .min(need.per_machine_max.into());
-    u32::try_from(most).unwrap_or(u32::MAX)
 }

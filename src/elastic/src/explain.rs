@@ -6,9 +6,15 @@
 mod group;
 
 use calendar::DateTime;
+use std::sync::Arc;
+
 use fsm::{
-    Liveness, Node, State,
-    pool::{Behavior, Instance, InstancePool, InstanceState, InstanceType, LimitScope, Shutdown},
+    Allocation, Liveness, Node, State, Text,
+    node::SetAside,
+    pool::{
+        Behavior, BootFailure, Instance, InstancePool, InstanceState, InstanceType, LimitScope,
+        Shutdown,
+    },
 };
 
 pub use group::group;
@@ -27,7 +33,10 @@ pub fn state_word(state: &State, row: &Instance) -> &'static str {
 /// What an instance waits for, or why it stays or goes.
 pub fn instance(state: &State, now: u64, row: &Instance) -> String {
     if let Some(shutdown) = &row.shutdown {
-        return ending(shutdown);
+        return match provider(state, now, &row.provider) {
+            Some(trouble) => format!("{}; {trouble}", ending(shutdown)),
+            None => ending(shutdown),
+        };
     }
     let mut sentence = match row.state {
         InstanceState::Requested => {
@@ -38,10 +47,16 @@ pub fn instance(state: &State, now: u64, row: &Instance) -> String {
         InstanceState::Bound => bound(state, now, row),
         InstanceState::ShuttingDown => "shut down".to_owned(),
     };
+    if row.state == InstanceState::Requested
+        && let Some(trouble) = provider(state, now, &row.provider)
+    {
+        sentence = format!("{sentence}; {trouble}");
+    }
     let is_coming = matches!(row.state, InstanceState::Requested | InstanceState::Booting);
     if is_coming && !row.last_words.is_empty() {
         sentence = format!("{sentence}: {}", row.last_words);
     }
+    sentence.insert_str(0, probe(state, row));
     if let Some(member) = &row.member
         && let Some(drain) = &member.drain
     {
@@ -50,9 +65,25 @@ pub fn instance(state: &State, now: u64, row: &Instance) -> String {
     }
     match row.behavior {
         Behavior::Hold => format!("{}; {sentence}", told("held", row)),
-        Behavior::Drain => format!("{}; {sentence}", told("drained", row)),
+        Behavior::Drain => {
+            let deadline = row.drain_deadline_at.map_or_else(String::new, |at| {
+                format!(", what runs at {} is stopped", clock(now, at))
+            });
+            format!("{}{deadline}; {sentence}", told("drained", row))
+        }
         Behavior::Run => sentence,
     }
+}
+
+/// What is wrong with a provider, if its calls are not answered as they should be.
+pub fn provider(state: &State, now: u64, name: &Text) -> Option<String> {
+    let row = state.provider_states().get(name).filter(|row| !row.is_answering())?;
+    Some(format!(
+        "provider {name} has not answered as it should since {} ({}){}",
+        clock(now, row.since),
+        row.failing,
+        because(&row.last_error)
+    ))
 }
 
 /// What stops a pool from growing or shrinking now, a sentence each.
@@ -63,6 +94,7 @@ pub fn pool(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
         let why = because(&pause.reason);
         sentences.push(format!("paused by {by} since {}{why}", clock(now, pause.at)));
     }
+    sentences.extend(provider(state, now, &pool.provider));
     let count = state.instance_count(&pool.name);
     if count >= usize::try_from(pool.max).unwrap_or(usize::MAX) {
         sentences.push(format!("at max: {count} of {} instances", pool.max));
@@ -75,6 +107,8 @@ pub fn pool(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
     if at_a_time > 0 && coming >= usize::try_from(at_a_time).unwrap_or(usize::MAX) {
         sentences.push(format!("{coming} instances are being made, at most {at_a_time} at a time"));
     }
+    sentences.extend(kept_by_people(state, now, pool));
+    sentences.extend(past(state, now, pool));
     for limit in state.provider_limits().iter().filter(|limit| limit.pool == pool.name) {
         if !state.is_in_force(limit, now) {
             continue;
@@ -109,6 +143,86 @@ pub fn pool(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
         ));
     }
     sentences
+}
+
+/// Instances that no machine shuts down because a person has set their nodes aside.
+fn kept_by_people(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
+    const NAMED_MAX: usize = 3;
+    let kept: Vec<_> =
+        state.instances_of(&pool.name).filter(|row| state.is_set_aside(row)).collect();
+    let named = kept.iter().take(NAMED_MAX).map(|row| {
+        let id: String = row.id.to_string().chars().take(8).collect();
+        format!("instance {id}: {}", instance(state, now, row))
+    });
+    let mut sentences: Vec<String> = named.collect();
+    if kept.len() > NAMED_MAX {
+        let more = kept.len() - NAMED_MAX;
+        sentences.push(format!("and {more} more instances that people have set aside"));
+    }
+    sentences
+}
+
+/// What the past of a pool stops, a sentence each, with what ends it.
+fn past(state: &State, now: u64, pool: &InstancePool) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let most = pool.max_price_micro;
+    let cheapest = pool.types.values().map(|kind| kind.price_micro).min().unwrap_or(0);
+    let price = state.price_of_pool(&pool.name);
+    if most > 0 && price.saturating_add(cheapest) > most {
+        let (is, most) = (price_words(price), price_words(most));
+        sentences.push(format!("at max_price_per_hour: {is} of {most}, until an instance goes"));
+    }
+    let Some(history) = state.pool_histories().get(&pool.name) else { return sentences };
+    let (asked, most) = (history.asked_lately(now), pool.max_creates_per_hour);
+    if most > 0
+        && asked >= most
+        && let Some(at) = history.falls_at(now)
+    {
+        let until = clock(now, at);
+        sentences.push(format!("at max_creates_per_hour: {asked} of {most}, until {until}"));
+    }
+    if history.protected_since > 0 {
+        let how = history.last.map_or("", BootFailure::name);
+        let (since, name) = (clock(now, history.protected_since), &pool.name);
+        sentences.push(format!(
+            "protected since {since}: {} instances in a row failed ({how}), so one is made at a \
+             time until one serves; try at once: quorate pool resume {name}",
+            history.in_a_row
+        ));
+    }
+    for (kind, backoff) in &history.types {
+        if state.backoff_on(pool, kind, now).is_none() {
+            continue;
+        }
+        let failures = match backoff.failures {
+            1 => "an instance".to_owned(),
+            several => format!("{several} instances"),
+        };
+        let place = match &*backoff.scope {
+            "" => String::new(),
+            scope => format!(", the last in {scope}"),
+        };
+        sentences.push(format!(
+            "not creating type {kind}: {failures} failed ({}{place}) until {}{}",
+            backoff.last.name(),
+            clock(now, backoff.until),
+            because(&backoff.detail)
+        ));
+    }
+    sentences
+}
+
+/// `1.5`: millionths as a number.
+fn price_words(micro: u64) -> String {
+    let text = format!("{}.{:06}", micro / 1_000_000, micro % 1_000_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// An instance that has not served yet tells what hangs on it.
+fn probe(state: &State, row: &Instance) -> &'static str {
+    let history = state.pool_histories().get(&row.pool);
+    let is_protected = history.is_some_and(|history| history.protected_since > 0);
+    if is_protected && row.is_unproven() { "the one that its protected pool tries; " } else { "" }
 }
 
 /// `12 s of 10 min`.
@@ -149,17 +263,51 @@ fn bound(state: &State, now: u64, row: &Instance) -> String {
     let pool = state.instance_pools().get(&row.pool);
     let node = row.node.and_then(|node| state.nodes().get(&node));
     let trouble = node.and_then(|node| trouble(state, now, row, pool.map(AsRef::as_ref), node));
-    let running = row.node.map_or(0, |node| state.open_allocations_of_node(node).count());
+    let is_work = |one: &&Arc<Allocation>| !state.is_of_system_job(one);
+    let running =
+        row.node.map_or(0, |node| state.open_allocations_of_node(node).filter(is_work).count());
     let work = match running {
+        0 if node.is_some_and(|node| node.set_aside().is_some()) => String::new(),
         0 => idle(state, now, row, pool.map(AsRef::as_ref)),
         1 => "runs 1 allocation".to_owned(),
         several => format!("runs {several} allocations"),
     };
+    let work = match node.and_then(|node| other_limit(row, node)) {
+        Some(limit) => format!("{work}; {limit}"),
+        None => work,
+    };
+    let aside = node.and_then(|node| node.set_aside()).map(|aside| set_aside(now, &aside));
+    if let Some(aside) = aside {
+        return if work.is_empty() { aside } else { format!("{aside}; {work}") };
+    }
     match trouble {
         Some(trouble) if running > 0 => format!("{trouble}, {work}"),
         Some(trouble) => trouble,
         None => work,
     }
+}
+
+/// Its agent takes another number of allocations than its type declares.
+fn other_limit(row: &Instance, node: &Node) -> Option<String> {
+    let (declared, found) = (row.kind.max_allocations, node.description.resources.allocations_max);
+    let most = |limit: u32| if limit == 0 { "any number of".to_owned() } else { limit.to_string() };
+    (declared != found).then(|| {
+        format!(
+            "its agent takes {} allocations at a time, its type declares {}",
+            most(found),
+            most(declared)
+        )
+    })
+}
+
+/// `stays: its node was suspended by ann until 12:00:00: disk is looked at`.
+fn set_aside(now: u64, aside: &SetAside<'_>) -> String {
+    let by = if aside.by.is_empty() { "somebody" } else { aside.by };
+    let until = match aside.until {
+        Some(until) => format!(" until {}", clock(now, until)),
+        None => String::new(),
+    };
+    format!("stays: its node was {} by {by}{until}{}", aside.word, because(aside.reason))
 }
 
 /// What is wrong with the node of an instance, and what comes of it.
@@ -226,7 +374,7 @@ fn span(ms: u64) -> String {
 }
 
 /// A time of day in UTC, with its date when that is another day than `now`.
-fn clock(now: u64, at: u64) -> String {
+pub(crate) fn clock(now: u64, at: u64) -> String {
     let moment = |ms: u64| DateTime::from_unix(i64::try_from(ms / 1_000).unwrap_or(i64::MAX));
     let (now, at) = (moment(now), moment(at));
     if (now.year, now.month, now.day) == (at.year, at.month, at.day) {
@@ -323,6 +471,7 @@ mod tests {
             SetInstanceBehavior {
                 id,
                 behavior: Behavior::Run,
+                deadline_ms: None,
                 by: "".into(),
                 reason: "".into(),
                 evaluation_ids: Vec::new(),
@@ -347,6 +496,7 @@ mod tests {
         let fail = |driver: &mut Driver, class, scope, for_ms| {
             let id = driver.request_instance("gpu", "small");
             let detail = "vcpu is used up".into();
+            let for_ms = Some(for_ms);
             let outcome = CreateOutcome::Failed { class, scope, for_ms, detail };
             let (provider, pool, kind) = ("local".into(), "gpu".into(), "small".into());
             driver.accept(InstanceOutcome { id, provider, pool, kind, outcome }.into());

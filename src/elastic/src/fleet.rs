@@ -17,16 +17,20 @@
 //! | file | what it has |
 //! |---|---|
 //! | `balance` | how many machines of which types a pool should have: sources of demand, growing, shrinking |
+//! | `bins` | the room that it has already, and what idles |
 //! | `groups` | capacity groups: decisions, drains, machines for what is lacking |
 //! | `duty` | what one instance asks for by itself: its deadlines, and the end of what drains |
 //! | `calls` | calls to providers that are due or under way |
+//! | `health` | how providers do, noted for those who wait |
 //! | `outcomes` | what answers mean, and outcomes of creates until the state has them |
 //! | `steps`, `tally` | what happened to instances, for the log and for dashboards |
 
 mod balance;
+mod bins;
 mod calls;
 mod duty;
 mod groups;
+mod health;
 mod outcomes;
 mod steps;
 mod tally;
@@ -37,7 +41,7 @@ use std::{
 };
 
 use fsm::{
-    Command, Effect, Instance, InstanceId, InstanceState, JobKey, State, Text,
+    Command, Effect, Index, Instance, InstanceId, InstanceState, JobKey, State, Text,
     plant::{Plant, is_planted},
     pool::{Behavior, ShutDownInstance, ShutdownCause},
 };
@@ -127,8 +131,9 @@ impl Home {
 #[derive(Debug)]
 pub struct Fleet {
     config: FleetConfig,
-    /// Providers in the configuration of this server.
-    configured: BTreeSet<Text>,
+    /// Providers in the configuration of this server, and how many creates each may be asked for at
+    /// a time.
+    configured: BTreeMap<Text, usize>,
     demand: Demand,
     sources: Sources,
     groups: BTreeMap<Text, GroupWatch>,
@@ -148,6 +153,8 @@ pub struct Fleet {
     last_call: CallId,
     /// None: no leadership yet.
     warm_at: Option<u64>,
+    /// The newest entry when the leadership began.
+    led_from: Index,
     /// Notes that were proposed and are not in the state.
     unhelped: BTreeMap<JobKey, AskedNote>,
     /// A second of log time, and the probes in it.
@@ -156,7 +163,7 @@ pub struct Fleet {
 
 impl Fleet {
     /// A fleet that knows nothing before it is restored.
-    pub fn new(config: FleetConfig, configured: BTreeSet<Text>) -> Self {
+    pub fn new(config: FleetConfig, configured: BTreeMap<Text, usize>) -> Self {
         Self {
             config,
             configured,
@@ -174,6 +181,7 @@ impl Fleet {
             outgoing: VecDeque::new(),
             last_call: 0,
             warm_at: None,
+            led_from: 0,
             unhelped: BTreeMap::new(),
             probes: (0, 0),
         }
@@ -183,6 +191,9 @@ impl Fleet {
     /// were missed. Calls under way stay.
     pub fn restore(&mut self, now: u64, state: &State) {
         let is_first = self.warm_at.is_none();
+        if is_first {
+            self.led_from = state.index();
+        }
         self.warm_at.get_or_insert(now.saturating_add(self.config.warm_up_ms));
         self.demand.restore(state);
         self.sources.restore(now, state);
@@ -305,6 +316,7 @@ impl Fleet {
         }
         self.list(now);
         self.repeat_outcomes(now, state, &mut commands);
+        self.note_providers(now, state, &mut commands);
         commands.extend(self.sources.step(now));
         let due = |watch: &PoolWatch| watch.look_at().is_some_and(|at| at <= now);
         let names: Vec<Text> = self
@@ -348,7 +360,8 @@ impl Fleet {
         let pools = self.pools.values().filter_map(PoolWatch::look_at);
         let kept = self.kept.values().map(|kept| kept.again_at);
         let sources = self.sources.next_deadline();
-        pools.chain(self.next_list()).chain(kept).chain(sources).min()
+        let notes = self.providers.values().filter_map(|watch| watch.health.due_at);
+        pools.chain(self.next_list()).chain(kept).chain(sources).chain(notes).min()
     }
 
     fn is_warm(&self, now: u64) -> bool {

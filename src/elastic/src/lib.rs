@@ -6,11 +6,13 @@
 
 pub mod call;
 pub mod capacity;
+pub mod choice;
 pub mod demand;
 pub mod explain;
 pub mod fake;
 pub mod fleet;
 pub mod limits;
+pub mod overhead;
 mod requirements;
 pub mod sizes;
 pub mod sums;

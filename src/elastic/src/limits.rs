@@ -7,8 +7,7 @@ use fsm::{
 
 use crate::call::{ErrorClass, ErrorScope, ProviderError};
 
-/// How long a quota or a lack of capacity counts when the provider does not say, ms (Arvados'
-/// quota TTL).
+/// How long a quota counts when the provider does not say, ms (Arvados' quota TTL).
 pub const QUARANTINE_MS: u64 = 60_000;
 /// The same of a rate limit, ms.
 pub const RATE_LIMIT_MS: u64 = 1_000;
@@ -20,7 +19,8 @@ pub const FATAL_MS: u64 = 60_000;
 pub struct Refusal {
     pub class: LimitClass,
     pub scope: LimitScope,
-    pub for_ms: u64,
+    /// None: the provider does not say, and the state doubles it.
+    pub for_ms: Option<u64>,
     pub detail: Text,
 }
 
@@ -39,14 +39,14 @@ pub fn refusal(kind: &InstanceType, error: &ProviderError) -> Option<Refusal> {
         },
     };
     let (class, default_ms) = match error.class {
-        ErrorClass::RateLimited => (LimitClass::RateLimited, RATE_LIMIT_MS),
-        ErrorClass::Quota => (LimitClass::Quota, QUARANTINE_MS),
-        ErrorClass::NoCapacity => (LimitClass::NoCapacity, QUARANTINE_MS),
-        ErrorClass::Fatal => (LimitClass::Fatal, FATAL_MS),
+        ErrorClass::RateLimited => (LimitClass::RateLimited, Some(RATE_LIMIT_MS)),
+        ErrorClass::Quota => (LimitClass::Quota, Some(QUARANTINE_MS)),
+        ErrorClass::NoCapacity => (LimitClass::NoCapacity, None),
+        ErrorClass::Fatal => (LimitClass::Fatal, Some(FATAL_MS)),
         ErrorClass::Transient => return None,
     };
     // Asking too often is about all that is asked, whatever was asked.
     let scope = if class == LimitClass::RateLimited { LimitScope::All } else { scope };
-    let for_ms = error.retry_after_ms.unwrap_or(default_ms);
+    let for_ms = error.retry_after_ms.or(default_ms);
     Some(Refusal { class, scope, for_ms, detail: error.detail.clone() })
 }

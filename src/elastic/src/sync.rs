@@ -71,7 +71,7 @@ impl Lists {
         let mut wrong_tags = Vec::new();
         let mut found = BTreeSet::new();
         // Machines without a tag, each of which may be that of a row whose machine nobody knows.
-        let mut is_unclear = false;
+        let mut unclear = 0;
         for machine in &list.machines {
             let known = by_provider_id.get(&*machine.provider_id);
             let id = match (known, tagged(machine)) {
@@ -79,7 +79,7 @@ impl Lists {
                 (None, Some(id)) => id,
                 // It may be what a create under way has just made, before its tags are there.
                 (None, None) if has_creates => {
-                    is_unclear = true;
+                    unclear += 1;
                     continue;
                 }
                 (None, None) => stray_id(provider, &machine.provider_id),
@@ -109,6 +109,9 @@ impl Lists {
                 });
             }
         }
+        // Whose agent is heard has one of them, so that nothing waits for as long as such a row stays.
+        let has_one = |row: &&Arc<Instance>| row.provider_id.is_empty() && is_heard(state, row);
+        let is_unclear = unclear > of_provider().filter(has_one).count();
         let is_missing = |row: &&Instance| {
             (row.scope == list.scope || row.scope.is_empty())
                 && row.state != InstanceState::Requested

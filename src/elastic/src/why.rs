@@ -1,7 +1,12 @@
 //! Why a job waits for a machine, as sentences. Pure, and the same on every server: it follows from
 //! the state alone.
 
-use fsm::{Evaluation, Instance, InstanceState, State, pool::InstancePool};
+use std::sync::Arc;
+
+use fsm::{
+    Evaluation, Instance, InstanceState, State, Text,
+    pool::{InstancePool, InstanceType},
+};
 
 use crate::{
     demand::{Need, is_of_mass_loss, waiting},
@@ -13,7 +18,7 @@ const NAMED_MAX: usize = 3;
 
 /// What a blocked evaluation waits for in its job's pool; empty: it waits for no machine.
 pub fn evaluation(state: &State, now: u64, row: &Evaluation) -> Vec<String> {
-    let Some((name, waiting)) = waiting(state, row) else { return Vec::new() };
+    let Some((name, waiting)) = waiting(state, now, row) else { return Vec::new() };
     let Some(pool) = state.instance_pools().get(&name) else { return Vec::new() };
     let mut sentences: Vec<String> = waiting
         .needs
@@ -54,13 +59,27 @@ pub fn evaluation(state: &State, now: u64, row: &Evaluation) -> Vec<String> {
 
 /// What keeps a pool from making more instances of types that some needs can use.
 fn stops(state: &State, now: u64, pool: &InstancePool, needs: &[&Need]) -> Vec<String> {
-    let is_wanted = |name| needs.iter().any(|need| need.types.contains(name));
-    let is_free =
-        |(name, kind): (_, &_)| is_wanted(name) && state.limit_on(&pool.name, kind, now).is_none();
-    let is_open = pool.types.iter().any(|(name, kind)| is_free((name, kind)));
+    let is_wanted = |name: &Text| needs.iter().any(|need| need.types.contains(name));
+    let spent = state.price_of_pool(&pool.name);
+    let is_paid = |kind: &InstanceType| {
+        let price = spent.saturating_add(kind.price_micro);
+        pool.max_price_micro == 0 || price <= pool.max_price_micro
+    };
+    let is_free = |(name, kind): (&Text, &Arc<InstanceType>)| {
+        is_wanted(name)
+            && is_paid(kind)
+            && state.limit_on(&pool.name, kind, now).is_none()
+            && state.backoff_on(pool, name, now).is_none()
+    };
+    let is_open = pool.types.iter().any(is_free);
     let at_max =
         state.instance_count(&pool.name) >= usize::try_from(pool.max).unwrap_or(usize::MAX);
-    if is_open && !at_max && pool.paused.is_none() {
+    let is_bound_by_past = state.pool_histories().get(&pool.name).is_some_and(|history| {
+        let most = pool.max_creates_per_hour;
+        history.protected_since > 0 || (most > 0 && history.asked_lately(now) >= most)
+    });
+    let answers = explain::provider(state, now, &pool.provider).is_none();
+    if is_open && !at_max && !is_bound_by_past && answers && pool.paused.is_none() {
         return Vec::new();
     }
     explain::pool(state, now, pool)

@@ -192,6 +192,7 @@ impl<'a> Turn<'a> {
             Command::NoteInstance(command) => self.note_instance(command),
             Command::NoteUnhelped(command) => self.note_unhelped(command),
             Command::LimitPool(command) => self.limit_pool(command),
+            Command::NoteProvider(command) => self.note_provider(command),
             Command::SetRequirements(command) => self.set_requirements(command),
             Command::ExpireRequirements(command) => Ok(self.expire_requirements(command)),
             Command::DecideCapacity(command) => self.decide_capacity(command),

@@ -189,6 +189,8 @@ frames! {
     22 => crate::capacity::CapacityTarget;
     23 => crate::deployment::Deployment;
     24 => crate::job::GroupScaling;
+    25 => crate::pool::PoolHistory;
+    26 => crate::pool::ProviderState;
     32 => crate::command::Proposal;
     33 => crate::command::Reply;
     34 => crate::plan::Plan;

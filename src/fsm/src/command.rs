@@ -27,8 +27,8 @@ use crate::{
     },
     plan::{ApplyPlans, PlanVerdict},
     pool::{
-        DeleteInstancePool, DestroyOutcome, InstanceOutcome, LimitPool, NoteInstance, NoteUnhelped,
-        ObserveInstances, PauseInstancePool, RequestInstances, SetInstanceBehavior,
+        DeleteInstancePool, DestroyOutcome, InstanceOutcome, LimitPool, NoteInstance, NoteProvider,
+        NoteUnhelped, ObserveInstances, PauseInstancePool, RequestInstances, SetInstanceBehavior,
         ShutDownInstance, UpsertInstancePool,
     },
     session::Request,
@@ -114,6 +114,7 @@ pub enum Command {
     StopChildren(StopChildren),
     LaunchPeriodic(LaunchPeriodic),
     ForcePeriodic(ForcePeriodic),
+    NoteProvider(NoteProvider),
 }
 
 macro_rules! from_structs {
@@ -183,6 +184,7 @@ from_structs! {
     StopChildren,
     LaunchPeriodic,
     ForcePeriodic,
+    NoteProvider,
 }
 
 /// Why a command changed nothing. The same on every replica.
@@ -235,7 +237,10 @@ pub enum Rejection {
         found: Index,
     },
     /// A source of requirements has said something newer.
-    #[error("source \"{name}\" has said something newer: epoch {epoch}, sequence {seq}")]
+    #[error(
+        "source \"{name}\" has said something newer: epoch {epoch}, sequence {seq}; a lower epoch is \
+         taken when that word has expired"
+    )]
     StaleRequirements {
         /// Of the source.
         name: Text,

@@ -40,6 +40,7 @@ pub struct MemberExtent {
     node: Option<NodeId>,
     address: Text,
     port: u16,
+    place: Option<u32>,
     since: TimeMs,
 }
 
@@ -77,6 +78,7 @@ impl Extent {
             address: row.address.clone(),
             port,
             since: row.bound_at,
+            place: row.place(),
         };
         Self::Members(state.active_members(group).iter().map(member).collect())
     }

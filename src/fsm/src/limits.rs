@@ -116,6 +116,9 @@ pub const NODE_LIFE_MS_MAX: u64 = 365 * 24 * 60 * 60 * 1000;
 pub const MASS_LOSS_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 /// Instances of one pool.
 pub const INSTANCES_MAX: u32 = 10_000;
+/// How long a machine whose node was just bound is still waited for, until work is placed there, log
+/// time ms.
+pub const FIRST_WORK_MS: u64 = 30_000;
 /// Types of one pool.
 pub const INSTANCE_TYPES_MAX: usize = 64;
 /// Largest amount or price of an instance type: sums over a pool do not overflow.
@@ -124,6 +127,29 @@ pub const INSTANCE_SIZE_MAX: u64 = 1 << 40;
 pub const LISTS_MISSING_MIN: u32 = 2;
 /// Longest time that a provider's refusal may hold, log time ms.
 pub const PROVIDER_LIMIT_MS_MAX: u64 = 24 * 60 * 60 * 1000;
+/// Pause of a type after its first failed boot, and of a scope after the first lack of capacity;
+/// doubled with each, log time ms.
+pub const BACKOFF_MS: u64 = 1_000;
+/// Longest pause of a type whose boots fail, log time ms.
+pub const BOOT_BACKOFF_MS_MAX: u64 = 10 * 60 * 1000;
+/// Longest pause after a lack of capacity of which the provider does not say how long it lasts, log
+/// time ms.
+pub const NO_CAPACITY_MS_MAX: u64 = 2 * 60 * 1000;
+/// How long a job that a machine did not help is no demand for its type; doubled each time, log
+/// time ms.
+pub const UNHELPED_MS: u64 = 15 * 60 * 1000;
+/// The longest such time, log time ms.
+pub const UNHELPED_MS_MAX: u64 = 4 * 60 * 60 * 1000;
+/// How often a pause is doubled at most.
+pub const BACKOFF_LEVEL_MAX: u32 = 16;
+/// How long a refusal holds of which neither provider nor leader says how long, log time ms.
+pub const REFUSAL_MS: u64 = 60 * 1000;
+/// Creates of one provider under way, unless its configuration says otherwise.
+pub const PROVIDER_CREATES: usize = 32;
+/// Most creates of one provider under way.
+pub const PROVIDER_CREATES_MAX: usize = 1_000;
+/// Creates of a pool in an hour.
+pub const CREATES_PER_HOUR_MAX: u32 = 1_000_000;
 /// Capacity groups of all pools.
 pub const CAPACITY_GROUPS_MAX: usize = 1_000;
 /// Sources of requirements.

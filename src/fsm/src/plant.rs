@@ -123,11 +123,17 @@ pub enum Plant {
     DispatchTwice,
     /// Of the children that wait the youngest starts first.
     QueueOrderLost,
+    /// A new leader knows nothing of boots that failed before it.
+    BackoffForgotten,
+    /// An instance whose node a person has set aside is shut down like another.
+    SetAsideShutDown,
+    /// A member takes a place that another one has.
+    PlaceTwice,
 }
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 56] = [
+pub const TABLE: [(Plant, &str, &str); 59] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -184,12 +190,15 @@ pub const TABLE: [(Plant, &str, &str); 56] = [
     (Plant::MissedNeverMadeUp, "missed-never-made-up", "no-launch-after-an-outage"),
     (Plant::DispatchTwice, "dispatch-twice", "tokens-forgotten"),
     (Plant::QueueOrderLost, "queue-order-lost", "youngest-child-first"),
+    (Plant::BackoffForgotten, "backoff-forgotten", "failures-die-with-the-leader"),
+    (Plant::SetAsideShutDown, "set-aside-shut-down", "suspended-machine-idles-out"),
+    (Plant::PlaceTwice, "place-twice", "two-members-of-one-place"),
 ];
 
 #[cfg(feature = "plant")]
 impl Plant {
     /// Those of the pure packages: `fsm`, `leader`, `elastic` and `scheduler`.
-    pub const PURE: [Self; 40] = [
+    pub const PURE: [Self; 43] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
@@ -230,6 +239,9 @@ impl Plant {
         Self::MissedNeverMadeUp,
         Self::DispatchTwice,
         Self::QueueOrderLost,
+        Self::BackoffForgotten,
+        Self::SetAsideShutDown,
+        Self::PlaceTwice,
     ];
 
     /// The name it is asked for by.

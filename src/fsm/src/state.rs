@@ -25,7 +25,9 @@ use crate::{
     job::{Children, GroupScaling, Job, JobKind, JobSpec, JobVersion},
     limits,
     node::{CapacityGain, Census, Drain, MassLoss, Node, Occupancy, OfflineNode, Tombstone},
-    pool::{Instance, InstancePool, ProviderLimit, ProviderList, Unhelped},
+    pool::{
+        Instance, InstancePool, PoolHistory, ProviderLimit, ProviderList, ProviderState, Unhelped,
+    },
     resources::NodeUsage,
     session::Session,
     settings::{Namespace, NodeLife, NodePool, SchedulerConfiguration},
@@ -76,6 +78,8 @@ pub struct State {
     pub(crate) instance_pools: Table<InstancePool>,
     pub(crate) instances: Table<Instance>,
     pub(crate) provider_limits: Table<ProviderLimit>,
+    pub(crate) pool_histories: Table<PoolHistory>,
+    pub(crate) provider_states: Table<ProviderState>,
     pub(crate) provider_lists: Table<ProviderList>,
     pub(crate) unhelped: Table<Unhelped>,
     pub(crate) capacity_sources: Table<CapacitySource>,
@@ -246,6 +250,16 @@ impl State {
     /// Limits that providers named.
     pub fn provider_limits(&self) -> &Table<ProviderLimit> {
         &self.provider_limits
+    }
+
+    /// What pools have asked for, and what came of it.
+    pub fn pool_histories(&self) -> &Table<PoolHistory> {
+        &self.pool_histories
+    }
+
+    /// How providers do, as leaders found it.
+    pub fn provider_states(&self) -> &Table<ProviderState> {
+        &self.provider_states
     }
 
     /// The last list of each provider.
@@ -570,6 +584,8 @@ impl State {
             TableId::CapacityTargets => self.capacity_targets.changed(),
             TableId::Deployments => self.deployments.changed(),
             TableId::GroupScalings => self.group_scalings.changed(),
+            TableId::PoolHistories => self.pool_histories.changed(),
+            TableId::ProviderStates => self.provider_states.changed(),
         }
     }
 
@@ -600,6 +616,8 @@ impl State {
             self.capacity_targets.digest(),
             self.deployments.digest(),
             self.group_scalings.digest(),
+            self.pool_histories.digest(),
+            self.provider_states.digest(),
         ] {
             sum.add(digest.0);
         }
@@ -638,6 +656,8 @@ impl State {
             .chain(self.capacity_targets.stored_rows())
             .chain(self.deployments.stored_rows())
             .chain(self.group_scalings.stored_rows())
+            .chain(self.pool_histories.stored_rows())
+            .chain(self.provider_states.stored_rows())
     }
 
     /// Takes one row as it stands on disk. Rows may come in any order; call [`Self::load_done`]
@@ -674,6 +694,8 @@ impl State {
             TableId::CapacityTargets => load!(capacity_targets),
             TableId::Deployments => load!(deployments),
             TableId::GroupScalings => load!(group_scalings),
+            TableId::PoolHistories => load!(pool_histories),
+            TableId::ProviderStates => load!(provider_states),
         }
         .map_err(|source| LoadError::Row { table, source })
     }
@@ -704,6 +726,8 @@ impl State {
         self.capacity_targets.set_changed(changed(TableId::CapacityTargets));
         self.deployments.set_changed(changed(TableId::Deployments));
         self.group_scalings.set_changed(changed(TableId::GroupScalings));
+        self.pool_histories.set_changed(changed(TableId::PoolHistories));
+        self.provider_states.set_changed(changed(TableId::ProviderStates));
         (self.index, self.term) = (head.index, head.term);
         (self.at, self.session_floor) = (head.at, head.session_floor);
         self.rebuild_derived();

@@ -41,11 +41,13 @@ pub enum TableId {
     CapacityTargets = 22,
     Deployments = 23,
     GroupScalings = 24,
+    PoolHistories = 25,
+    ProviderStates = 26,
 }
 
 impl TableId {
     /// All tables, in the order of their numbers.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::Jobs,
         Self::JobVersions,
         Self::Nodes,
@@ -69,6 +71,8 @@ impl TableId {
         Self::CapacityTargets,
         Self::Deployments,
         Self::GroupScalings,
+        Self::PoolHistories,
+        Self::ProviderStates,
     ];
 
     /// The byte on disk.

@@ -366,7 +366,7 @@ impl Driver {
     pub fn instance_pool(&mut self, name: &str, change: impl FnOnce(&mut InstancePool)) {
         let mut pool = instance_pool(name);
         change(&mut pool);
-        self.accept(UpsertInstancePool { pool, enforce_index: None }.into());
+        self.accept(UpsertInstancePool { pool: pool.into(), enforce_index: None }.into());
     }
 
     /// The command that asks for one instance, with a new id and the token of [`proof`].
@@ -434,7 +434,10 @@ impl Driver {
     pub fn behave(&mut self, id: InstanceId, behavior: Behavior) {
         let evaluation_ids = self.evaluation_ids();
         let (by, reason) = ("alice@web1".into(), "disk is looked at".into());
-        self.accept(SetInstanceBehavior { id, behavior, by, reason, evaluation_ids }.into());
+        self.accept(
+            SetInstanceBehavior { id, behavior, deadline_ms: None, by, reason, evaluation_ids }
+                .into(),
+        );
     }
 
     /// Begins the end of an instance.
@@ -766,6 +769,10 @@ pub fn instance_pool(name: &str) -> InstancePool {
         boot_timeout_ms: 600_000,
         probe_timeout_ms: 600_000,
         max_concurrent_creates: 0,
+        max_creates_per_hour: 0,
+        max_price_micro: 0,
+        protect_after: 10,
+        backoff_reset_ms: 600_000,
         types: BTreeMap::from([kind("small", 50_000), kind("large", 100_000)]),
         groups: BTreeMap::new(),
         paused: None,

@@ -10,7 +10,8 @@ use std::{
 };
 
 use fsm::{
-    Allocation, AllocationId, ClientStatus, Index, JobSpec, Liveness, NodeId, State, Text,
+    Allocation, AllocationId, ClientStatus, Index, JobSpec, Liveness, NodeId, State, TaskGroup,
+    Text,
     job::{HealthCheck, RestartPolicy},
 };
 use prost::Message;
@@ -282,7 +283,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
         preempted_ids: row.preempted.iter().map(|id| id.0.to_vec().into()).collect(),
         previous_id: row.previous.map(|id| id.0.to_vec()).unwrap_or_default().into(),
         eval_id: row.evaluation.0.to_vec().into(),
-        meta: strings(&[&spec.meta, group.map_or(&spec.meta, |group| &group.meta)]),
+        meta: meta_of(spec, group),
         client_status: words::client_status_to_pb(row.client).into(),
         client_sequence: row.client_sequence,
         task_starts_allowed: may_start(node),
@@ -292,12 +293,22 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
     }
 }
 
+/// The meta of a job under that of its group, with what a dispatch may have given and did not.
+fn meta_of(spec: &JobSpec, group: Option<&TaskGroup>) -> BTreeMap<String, String> {
+    let mut meta = strings(&[&spec.meta, group.map_or(&spec.meta, |group| &group.meta)]);
+    for key in spec.meta_left_out() {
+        meta.entry(key.to_string()).or_default();
+    }
+    meta
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
 
     use fsm::{
         JobKind,
+        job::{DispatchJob, Dispatched, Parameterized},
         testing::{self, Driver},
     };
 
@@ -506,5 +517,37 @@ mod tests {
         };
         assert_eq!(shown(&one.meta), ["a=job", "b=group", "c=group"]);
         assert_eq!(shown(&one.tasks[0].meta), ["c=task"]);
+    }
+
+    /// A key that a dispatch may give is there for the tasks of each child, empty where it was left out.
+    #[test]
+    fn meta_that_a_dispatch_left_out_is_empty() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        let block = Parameterized {
+            payload: "optional".into(),
+            meta_optional: ["given", "out", "of_group"].map(Text::from).into(),
+            ..Parameterized::default()
+        };
+        let mut spec = testing::job("t", JobKind::Batch, 1);
+        spec.parameterized = Some(block);
+        spec.groups[0].meta.insert("of_group".into(), "1".into());
+        let evaluation = driver.evaluation_id();
+        driver.accept(testing::register(spec, evaluation));
+        let child = Dispatched {
+            id: "t/dispatch-1700000000-00000001".into(),
+            payload: Vec::new(),
+            meta: [("given".into(), "2".into())].into(),
+            priority: None,
+            token: "".into(),
+            evaluation: driver.evaluation_id(),
+        };
+        let command = DispatchJob { parent: testing::job_key("t"), children: vec![child] };
+        driver.accept(command.into());
+        driver.place("t/dispatch-1700000000-00000001", 0, node);
+        let batches = messages(&driver, &mut BTreeMap::new(), &mut true);
+        let meta = &batches[0].allocations[0].meta;
+        let shown = ["given", "out", "of_group"].map(|key| meta.get(key).map(String::as_str));
+        assert_eq!(shown, [Some("2"), Some(""), Some("1")]);
     }
 }

@@ -31,7 +31,9 @@ impl<'a> Row<'a> {
             Expression::Or(left, right) => self.satisfies(left)? || self.satisfies(right)?,
             Expression::Not(inside) => !self.satisfies(inside)?,
             Expression::Match(selector, operator) => {
-                let found = self.find(selector)?;
+                // What a list shows in place of a block (`Periodic` of a job: whether there is one) is never nil.
+                let of_block = matches!(operator, Operator::IsNil | Operator::IsNotNil);
+                let found = self.find(selector, of_block)?;
                 matches(found, operator, self.budget)
                     .map_err(|what| wrong(selector.column, what))?
             }
@@ -39,9 +41,11 @@ impl<'a> Row<'a> {
     }
 
     /// The value that a selector names; none where a map or list has nothing of that name.
-    fn find(&self, selector: &Selector) -> Result<Option<&Value>, Error> {
+    fn find(&self, selector: &Selector, in_whole: bool) -> Result<Option<&Value>, Error> {
         let Some((field, rest)) = selector.path.split_first() else { return Ok(None) };
-        let Some(mut value) = self.field(field) else {
+        let of_whole =
+            if in_whole { self.whole().and_then(|whole| whole.get(field)) } else { None };
+        let Some(mut value) = of_whole.or_else(|| self.field(field)) else {
             return Err(wrong(selector.column, self.unknown(field)));
         };
         for part in rest {
@@ -78,10 +82,13 @@ impl<'a> Row<'a> {
     fn unknown(&self, name: &str) -> String {
         let fields = [Some(self.shown), self.whole()];
         let known = fields.into_iter().flatten().filter_map(Value::as_object).flat_map(Map::keys);
-        match nearest(name, known.map(String::as_str)) {
-            Some(nearest) => format!("there is no field `{name}`; did you mean `{nearest}`?"),
-            None => format!("there is no field `{name}`"),
-        }
+        let nearest = nearest(name, known.map(String::as_str));
+        let nearest = nearest.map(|field| format!("; did you mean `{field}`?"));
+        // In the words that Nomad's programs look for.
+        format!(
+            "error finding value in datum: /{name} at part 0: couldn't find key: there is no field `{name}`{}",
+            nearest.unwrap_or_default()
+        )
     }
 }
 
@@ -98,6 +105,8 @@ fn matches(found: Option<&Value>, operator: &Operator, budget: &Budget) -> Resul
         }
         Operator::IsEmpty => found.map_or(Ok(true), is_empty)?,
         Operator::IsNotEmpty => !found.map_or(Ok(true), is_empty)?,
+        Operator::IsNil => found.is_none(),
+        Operator::IsNotNil => found.is_some(),
     })
 }
 

@@ -5,7 +5,7 @@
 //!  and    = not { "and" not }
 //!  not    = "not" not | "(" or ")" | match
 //!  match  = selector ( "==" | "!=" | ["not"] "contains" | ["not"] "matches" ) value
-//!         | selector "is" ["not"] "empty"
+//!         | selector "is" ["not"] ( "empty" | "nil" )
 //!         | value ["not"] "in" selector
 //!  selector = word { "." part | "[" text "]" } | '"/pointer"'
 //! ```
@@ -110,7 +110,9 @@ fn unexpected(before: &[(Token, usize)], c: char, column: usize) -> Error {
     } else {
         wrong(
             column,
-            format!("expected an operator (==, !=, in, contains, matches, is empty), not `{c}`"),
+            format!(
+                "expected an operator (==, !=, in, contains, matches, is empty, is nil), not `{c}`"
+            ),
         )
     }
 }
@@ -242,10 +244,13 @@ impl Parser<'_> {
         }
         if self.word("is") {
             let negated = self.word("not");
-            if !self.word("empty") {
-                return Err(wrong(self.column(), "expected `empty`"));
-            }
-            return Ok(if negated { Operator::IsNotEmpty } else { Operator::IsEmpty });
+            return if self.word("empty") {
+                Ok(if negated { Operator::IsNotEmpty } else { Operator::IsEmpty })
+            } else if self.word("nil") {
+                Ok(if negated { Operator::IsNotNil } else { Operator::IsNil })
+            } else {
+                Err(wrong(self.column(), "expected `empty` or `nil`"))
+            };
         }
         let negated = self.word("not");
         if self.word("contains") {
@@ -267,7 +272,7 @@ impl Parser<'_> {
                 Operator::Matches(pattern)
             });
         }
-        let expected = "an operator (==, !=, in, contains, matches, is empty)";
+        let expected = "an operator (==, !=, in, contains, matches, is empty, is nil)";
         let expected = if negated { "`in`, `contains` or `matches`" } else { expected };
         Err(wrong(if negated { self.column() } else { column }, format!("expected {expected}")))
     }

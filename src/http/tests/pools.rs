@@ -114,7 +114,7 @@ async fn populated() -> TestServer {
     let refused = CreateOutcome::Failed {
         class: LimitClass::Quota,
         scope: LimitScope::QuotaGroup { group: "vcpu".into(), preemptible: false },
-        for_ms: 60_000,
+        for_ms: Some(60_000),
         detail: "8 of 8 used".into(),
     };
     outcome(cluster, failing, refused);

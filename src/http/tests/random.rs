@@ -23,10 +23,11 @@ use super::{
 const NODE: NodeId = NodeId([0x11; 16]);
 const ALLOCATION: &str = "abababab-abab-abab-0000-000000000002";
 
-const SEGMENTS: [&str; 56] = [
+const SEGMENTS: [&str; 57] = [
     "instances",
     "instance",
     "instance-pools",
+    "providers",
     "instance-pool",
     "behavior",
     "shutdown",

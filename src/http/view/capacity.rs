@@ -79,7 +79,7 @@ fn source(row: &CapacitySource, group: &Text) -> Option<Value> {
     }))
 }
 
-/// Who serves, oldest first.
+/// Who serves, by place.
 pub(crate) fn capacity_members(state: &State, name: &Text) -> Option<Value> {
     if !is_capacity_group(state, name) {
         return None;
@@ -93,6 +93,7 @@ pub(crate) fn capacity_members(state: &State, name: &Text) -> Option<Value> {
             "Address": member_address(state, row),
             "Port": port,
             "Since": time::rfc3339(row.bound_at),
+            "Place": row.place(),
         })
     });
     Some(rows.collect())

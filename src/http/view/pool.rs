@@ -2,7 +2,7 @@
 
 use elastic::explain;
 use fsm::{
-    State, TimeMs,
+    State, Text, TimeMs,
     pool::{Instance, InstancePool, InstanceState, Pause},
 };
 use serde_json::{Map, Value, json};
@@ -68,5 +68,29 @@ pub(crate) fn instance(state: &State, now: TimeMs, row: &Instance) -> Value {
         "Reason": explain::instance(state, now, row),
         "CreateIndex": row.create_index,
         "ModifyIndex": row.modify_index,
+    })
+}
+
+/// A provider, as leaders found it.
+pub(crate) fn provider(state: &State, now: TimeMs, name: &Text) -> Value {
+    let row = state.provider_states().get(name);
+    let pools = state.instance_pools().iter().filter(|pool| pool.provider == *name);
+    let pools: Vec<&str> = pools.map(|pool| &*pool.name).collect();
+    let status = match row {
+        None => "unknown",
+        Some(row) if row.is_answering() => "answering",
+        Some(_) => "failing",
+    };
+    json!({
+        "Name": text(name),
+        "Status": status,
+        "Since": time::rfc3339(row.map_or(0, |row| row.since)),
+        "Failing": row.map_or("", |row| &row.failing),
+        "LastError": row.map_or("", |row| &row.last_error),
+        "LastErrorAt": time::rfc3339(row.map_or(0, |row| row.error_at)),
+        "Creates": row.map_or(0, |row| row.creates),
+        "Destroys": row.map_or(0, |row| row.destroys),
+        "Pools": pools,
+        "Reason": explain::provider(state, now, name).unwrap_or_default(),
     })
 }

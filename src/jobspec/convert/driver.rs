@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{
     fields::{Report, quoted, show, warn_of_nanoseconds},
-    service::without_nulls,
+    stored::without_nulls,
 };
 use crate::{
     duration,

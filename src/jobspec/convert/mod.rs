@@ -11,6 +11,7 @@ mod policy;
 mod references;
 mod scaling;
 mod service;
+mod stored;
 mod task;
 
 use std::{collections::BTreeSet, fmt};

@@ -4,7 +4,7 @@ use fsm::{JobKind, Text, job::Scaling};
 
 use super::{
     fields::{Fields, Report, is_empty, quoted},
-    service::canonical,
+    stored,
     task::{CONFIG_DEPTH_MAX, is_deeper},
 };
 
@@ -86,5 +86,5 @@ fn policy(block: &mut Fields<'_>, report: &mut Report) -> Text {
         report.error(block.at("Policy"), message);
         return Text::from("");
     }
-    Text::from(canonical(policy).to_string())
+    stored::text(policy)
 }

@@ -1,15 +1,17 @@
-//! Service blocks: checked for names and references, kept as JSON in canonical form. Nothing is registered anywhere yet; each block
+//! Service blocks: checked for names and references, kept as JSON with their defaults, in stored form. Nothing is registered anywhere yet; each block
 //! gives a warning that says so.
 
 use std::collections::BTreeSet;
 
 use fsm::{Text, job::Network};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{
     bounded,
     fields::{Fields, Report, quoted},
+    stored,
 };
+use crate::jobspec::canonical::canonicalize_service;
 
 /// Fields of a service that are kept as they are.
 const KEPT: [&str; 17] = [
@@ -93,18 +95,20 @@ impl<'g> Services<'g> {
             self.check(&mut fields, &name, report);
             self.check_duplicate(&mut fields, &name, task, report);
             fields.finish(report);
-            let mut kept = without_zeros(item);
+            let mut kept = item.clone();
             if let Value::Object(map) = &mut kept {
                 map.insert("Name".to_owned(), name.clone().into());
                 if let Some(task) = task {
                     map.insert("TaskName".to_owned(), task.into());
                 }
+                // Some clients fill in defaults before they send a job, others leave that to servers.
+                canonicalize_service(map, &name);
             }
             report.warning(format!(
                 "service {}: service blocks are stored but not registered anywhere yet",
                 quoted(&name)
             ));
-            self.list.push(kept);
+            self.list.push(stored::block(&kept));
         }
     }
 
@@ -198,12 +202,12 @@ impl<'g> Services<'g> {
         checks.into_iter().any(|checks| !checks.is_empty())
     }
 
-    /// The services as a JSON array in canonical form; empty when there are none.
+    /// The services as a JSON array in stored form; empty when there are none.
     pub(super) fn into_text(self) -> Text {
         if self.list.is_empty() {
             return Text::from("");
         }
-        Text::from(canonical(&Value::Array(self.list)).to_string())
+        stored::text(&Value::Array(self.list))
     }
 }
 
@@ -253,57 +257,5 @@ fn check_check(check: &mut Fields<'_>, has_port: bool, report: &mut Report) {
             Some(_) => report.error(check.at(name), "must be at least 1s"),
             None => report.error(check.at(name), "is missing: a check needs it"),
         }
-    }
-}
-
-pub(super) fn without_nulls(value: &Value) -> Value {
-    let Value::Object(map) = value else { return value.clone() };
-    let kept = map.iter().filter(|(_, value)| !value.is_null());
-    Value::Object(kept.map(|(key, value)| (key.clone(), without_nulls(value))).collect())
-}
-
-/// Maps whose keys and values are somebody's own.
-const MAPS: [&str; 4] = ["Meta", "CanaryMeta", "TaggedAddresses", "Header"];
-
-/// A service or a check without the fields that have their type's zero: Nomad's program sends them all, a job file names few, and both are the same job.
-fn without_zeros(value: &Value) -> Value {
-    let Value::Object(map) = value else { return value.clone() };
-    let kept = map.iter().filter(|(_, value)| !is_zero(value));
-    let cleaned = kept.map(|(key, value)| {
-        let value = if MAPS.contains(&key.as_str()) {
-            value.clone()
-        } else if let Value::Array(items) = value {
-            items.iter().map(without_zeros).collect()
-        } else {
-            without_zeros(value)
-        };
-        (key.clone(), value)
-    });
-    Value::Object(cleaned.collect())
-}
-
-fn is_zero(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Bool(value) => !value,
-        Value::Number(value) => value.as_f64() == Some(0.0),
-        Value::String(value) => value.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(map) => map.is_empty(),
-    }
-}
-
-/// The same value with keys in order, whatever order the JSON library keeps.
-pub(super) fn canonical(value: &Value) -> Value {
-    match value {
-        Value::Object(map) => {
-            let mut entries: Vec<_> = map.iter().collect();
-            entries.sort_by_key(|(key, _)| key.as_str());
-            let sorted: Map<String, Value> =
-                entries.into_iter().map(|(key, value)| (key.clone(), canonical(value))).collect();
-            Value::Object(sorted)
-        }
-        Value::Array(items) => Value::Array(items.iter().map(canonical).collect()),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.clone(),
     }
 }

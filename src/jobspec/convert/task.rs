@@ -13,7 +13,8 @@ use super::{
     fields::{Fields, Report, is_empty, quoted},
     policy,
     policy::Inherited,
-    service::{Services, canonical, without_nulls},
+    service::Services,
+    stored,
 };
 use crate::jobspec::{schema::TASK_SCALING, suggest::did_you_mean};
 
@@ -184,12 +185,12 @@ fn identities(fields: &mut Fields<'_>, name: &str, report: &mut Report) -> Text 
     if let Some(own) = own
         && check_identity(own, fields.at("Identity"), &mut names, report)
     {
-        kept.insert("Identity".to_owned(), without_nulls(own));
+        kept.insert("Identity".to_owned(), stored_identity(own));
     }
     let list = fields.list("Identities", report);
     let list = bounded(list, &fields.at("Identities"), report);
     let others = list.into_iter().filter_map(|(path, item)| {
-        check_identity(item, path, &mut names, report).then(|| without_nulls(item))
+        check_identity(item, path, &mut names, report).then(|| stored_identity(item))
     });
     let others: Vec<_> = others.collect();
     if !others.is_empty() {
@@ -202,7 +203,16 @@ fn identities(fields: &mut Fields<'_>, name: &str, report: &mut Report) -> Text 
         "task {}: identity blocks are stored, but there are no identities yet: the task gets no token",
         quoted(name)
     ));
-    Text::from(canonical(&kept.into()).to_string())
+    stored::text(&kept.into())
+}
+
+/// An identity as it is kept. The one without a name is called so by servers.
+fn stored_identity(value: &Value) -> Value {
+    let mut kept = stored::block(value);
+    if let Value::Object(map) = &mut kept {
+        map.entry("Name").or_insert_with(|| "default".into());
+    }
+    kept
 }
 
 fn check_identity(
@@ -279,7 +289,7 @@ fn config(fields: &mut Fields<'_>, driver: &str, report: &mut Report) -> Text {
         report.error(path, format!("is nested more than {CONFIG_DEPTH_MAX} deep"));
         return Text::from("{}");
     }
-    Text::from(canonical(&driver::checked(driver, config, &path, report)).to_string())
+    stored::text(&driver::checked(driver, config, &path, report))
 }
 
 pub(super) fn is_deeper(value: &Value, levels: usize) -> bool {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::capacity::{capacity_group_json, read_groups};
 use crate::jobspec::{FieldError, suggest::did_you_mean};
 
-const POOL_KEYS: [&str; 16] = [
+const POOL_KEYS: [&str; 20] = [
     "Name",
     "Provider",
     "Min",
@@ -22,6 +22,10 @@ const POOL_KEYS: [&str; 16] = [
     "BootTimeoutMs",
     "ProbeTimeoutMs",
     "MaxConcurrentCreates",
+    "MaxCreatesPerHour",
+    "MaxPricePerHour",
+    "ProtectAfter",
+    "BackoffResetMs",
     "Types",
     "Capacity",
     // What the servers say of a pool; they are not read, so that an answer can be sent back.
@@ -31,12 +35,13 @@ const POOL_KEYS: [&str; 16] = [
     "CreateIndex",
     "ModifyIndex",
 ];
-const TYPE_KEYS: [&str; 10] = [
+const TYPE_KEYS: [&str; 11] = [
     "Name",
     "ProviderType",
     "CPU",
     "MemoryMB",
     "DiskMB",
+    "MaxAllocations",
     "Price",
     "Preemptible",
     "QuotaGroup",
@@ -50,6 +55,12 @@ const PRICE_FACTOR_MILLI: u32 = 1_500;
 const IDLE_TIMEOUT_MS: u64 = 60_000;
 const BOOT_TIMEOUT_MS: u64 = 600_000;
 const PROBE_TIMEOUT_MS: u64 = 600_000;
+const PROTECT_AFTER: u64 = 10;
+const BACKOFF_RESET_MS: u64 = 600_000;
+/// Creates of an hour for each instance that a pool may have, and the least: what churns turns over
+/// faster than this only when something is wrong.
+const CREATES_PER_INSTANCE: u64 = 10;
+const CREATES_PER_HOUR_MIN: u64 = 100;
 
 /// The pool that the JSON is about, checked; or everything that is wrong with it. `name` is used where the JSON has none.
 pub fn instance_pool_of(value: &Value, name: &str) -> Result<InstancePool, Vec<FieldError>> {
@@ -79,6 +90,10 @@ pub fn instance_pool_json(pool: &InstancePool) -> Map<String, Value> {
         "BootTimeoutMs": pool.boot_timeout_ms,
         "ProbeTimeoutMs": pool.probe_timeout_ms,
         "MaxConcurrentCreates": pool.max_concurrent_creates,
+        "MaxCreatesPerHour": pool.max_creates_per_hour,
+        "MaxPricePerHour": price_json(pool.max_price_micro),
+        "ProtectAfter": pool.protect_after,
+        "BackoffResetMs": pool.backoff_reset_ms,
         "Types": types,
         "Capacity": groups,
     });
@@ -103,6 +118,7 @@ fn type_json(kind: &InstanceType) -> Value {
         "CPU": kind.cpu,
         "MemoryMB": kind.memory_mb,
         "DiskMB": kind.disk_mb,
+        "MaxAllocations": kind.max_allocations,
         "Price": price_json(kind.price_micro),
         "Preemptible": kind.preemptible,
         "QuotaGroup": &*kind.quota_group,
@@ -144,12 +160,25 @@ fn read_pool(value: &Value, name: &str, errors: &mut Vec<FieldError>) -> Option<
         boot_timeout_ms: fields.whole("BootTimeoutMs", BOOT_TIMEOUT_MS, (1, life)),
         probe_timeout_ms: fields.whole("ProbeTimeoutMs", PROBE_TIMEOUT_MS, (1, life)),
         max_concurrent_creates: fields.count("MaxConcurrentCreates", 0, count_max),
+        max_creates_per_hour: 0,
+        max_price_micro: fields.scaled(
+            "MaxPricePerHour",
+            1_000_000,
+            0,
+            (0, limits::INSTANCE_SIZE_MAX),
+        ),
+        protect_after: fields.count("ProtectAfter", PROTECT_AFTER, count_max),
+        backoff_reset_ms: fields.whole("BackoffResetMs", BACKOFF_RESET_MS, (1, life)),
         types: BTreeMap::new(),
         groups: BTreeMap::new(),
         paused: None,
         create_index: 0,
         modify_index: 0,
     };
+    let creates = u64::from(pool.max).saturating_mul(CREATES_PER_INSTANCE);
+    let creates = creates.max(CREATES_PER_HOUR_MIN);
+    let creates_max = u64::from(limits::CREATES_PER_HOUR_MAX);
+    let max_creates_per_hour = fields.count("MaxCreatesPerHour", creates, creates_max);
     if pool.min > pool.max && fields.errors.is_empty() {
         fields.error("Min", format!("min ({}) is above max ({})", pool.min, pool.max));
     }
@@ -169,7 +198,7 @@ fn read_pool(value: &Value, name: &str, errors: &mut Vec<FieldError>) -> Option<
         }
     }
     let groups = read_groups(&fields.list("Capacity"), fields.errors);
-    Some(InstancePool { types, groups, ..pool })
+    Some(InstancePool { max_creates_per_hour, types, groups, ..pool })
 }
 
 fn read_type(value: &Value, path: &str, errors: &mut Vec<FieldError>) -> Option<InstanceType> {
@@ -183,6 +212,7 @@ fn read_type(value: &Value, path: &str, errors: &mut Vec<FieldError>) -> Option<
         cpu: fields.required("CPU", |fields| fields.whole("CPU", 0, (1, max))),
         memory_mb: fields.required("MemoryMB", |fields| fields.whole("MemoryMB", 0, (1, max))),
         disk_mb: fields.whole("DiskMB", 0, (0, max)),
+        max_allocations: fields.count("MaxAllocations", 0, u64::from(u32::MAX)),
         price_micro: fields.scaled("Price", 1_000_000, 0, (0, max)),
         preemptible: fields.flag("Preemptible"),
         quota_group: fields.text("QuotaGroup"),

@@ -1,6 +1,8 @@
 //! Instance pools: the machine of package `elastic` among the others. Beside effects and time it
 //! takes the answers of providers; its calls wait in it until the server makes them.
 
+use std::collections::BTreeMap;
+
 use elastic::{
     CallId, Fleet, FleetConfig,
     call::{Answer, Call, ProviderError},
@@ -21,8 +23,8 @@ pub(crate) struct Pools {
 }
 
 impl Pools {
-    pub(crate) fn new(config: FleetConfig, providers: &[Text]) -> Self {
-        let fleet = Fleet::new(config, providers.iter().cloned().collect());
+    pub(crate) fn new(config: FleetConfig, providers: &BTreeMap<Text, usize>) -> Self {
+        let fleet = Fleet::new(config, providers.clone());
         Self { fleet, reports: Vec::new() }
     }
 
@@ -91,7 +93,7 @@ mod tests {
             pool.groups.insert("web".into(), capacity_group("web").into());
         });
         driver.require("lb1", 1, &[("web", 0)]);
-        let mut pools = Pools::new(FleetConfig::default(), &[]);
+        let mut pools = Pools::new(FleetConfig::default(), &BTreeMap::new());
         pools.restore(driver.now, &driver.state);
         let mut lines = Vec::new();
         for second in 0..60 {

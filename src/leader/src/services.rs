@@ -14,6 +14,8 @@
 //! entries, not effects and time, and it has up to two entries in flight, in an order of their own.
 //! It asks only [`Services::dispatch`] whether the lease of a plan is still out.
 
+use std::collections::BTreeMap;
+
 use elastic::{
     CallId, FleetConfig,
     call::{Answer, Call, ProviderError},
@@ -40,8 +42,9 @@ pub struct ServicesConfig {
     pub heartbeat: HeartbeatConfig,
     pub gc: GcConfig,
     pub fleet: FleetConfig,
-    /// Names of the providers of machines that this server can call.
-    pub providers: Vec<Text>,
+    /// The providers of machines that this server can call, and how many creates each may be asked
+    /// for at a time.
+    pub providers: BTreeMap<Text, usize>,
     /// Bounds of the plans that wait.
     pub plans: PlanQueueLimits,
 }

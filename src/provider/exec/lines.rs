@@ -45,6 +45,73 @@ pub(super) async fn next(
     }
 }
 
+/// A JSON object that has begun, as far as it has come.
+#[derive(Default)]
+struct Unfinished {
+    depth: u32,
+    in_text: bool,
+    is_escaped: bool,
+}
+
+impl Unfinished {
+    /// Whether the object ends with these bytes, or there is none.
+    fn ends(&mut self, bytes: &[u8]) -> bool {
+        for byte in bytes {
+            match byte {
+                _ if self.is_escaped => self.is_escaped = false,
+                b'\\' if self.in_text => self.is_escaped = true,
+                b'"' => self.in_text = !self.in_text,
+                _ if self.in_text => {}
+                b'{' | b'[' => self.depth += 1,
+                b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            }
+        }
+        self.depth == 0
+    }
+}
+
+/// What is read as one reply.
+pub(super) struct Read {
+    pub(super) bytes: Vec<u8>,
+    /// Lines without anything came before it.
+    pub(super) after_blank: bool,
+    /// It goes over several lines.
+    pub(super) is_long: bool,
+}
+
+/// The next line that is not empty; with the lines behind it as long as a JSON object that begins in
+/// it does not end. `is_whole` tells that a line is a reply by itself: then what began before is none.
+pub(super) async fn next_object(
+    reader: &mut (impl AsyncBufRead + Unpin),
+    bytes_max: usize,
+    is_whole: impl Fn(&[u8]) -> bool,
+) -> Result<Read, NoLine> {
+    let mut read = Read { bytes: Vec::new(), after_blank: false, is_long: false };
+    let mut unfinished = Unfinished::default();
+    loop {
+        let line = next(reader, bytes_max - read.bytes.len()).await?;
+        if line.trim_ascii().is_empty() {
+            read.after_blank = true;
+            continue;
+        }
+        let is_first = read.bytes.is_empty();
+        if !is_first && line.starts_with(b"{") && is_whole(&line) {
+            return Ok(read);
+        }
+        read.is_long = !is_first;
+        read.bytes.extend_from_slice(&line);
+        let begins = read.bytes.trim_ascii_start().starts_with(b"{");
+        if !begins || unfinished.ends(&line) {
+            return Ok(read);
+        }
+        if read.bytes.len() >= bytes_max {
+            return Err(NoLine::TooLong(bytes_max));
+        }
+        read.bytes.push(b' ');
+    }
+}
+
 /// Logs what a program writes to its standard error, until it is closed.
 pub(super) async fn log(provider: std::sync::Arc<str>, stderr: impl AsyncRead + Unpin) {
     let mut reader = BufReader::new(stderr);

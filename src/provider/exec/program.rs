@@ -8,7 +8,7 @@
 //! [`Program`] is dropped. Then every call that waits fails with an unknown outcome.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     process::Stdio,
     sync::{Arc, Mutex},
@@ -101,6 +101,8 @@ struct Calls {
     ended: Option<Ended>,
     /// Ids of replies that nobody waited for, the first of them.
     strays: Vec<u64>,
+    /// What it does beside the protocol.
+    habits: BTreeSet<wire::Habit>,
 }
 
 /// A program that was started. Dropping it ends the program.
@@ -184,6 +186,11 @@ impl Program {
         locked(&self.shared.calls).strays.clone()
     }
 
+    /// What it does beside the protocol.
+    pub(in crate::provider) fn habits(&self) -> Vec<&'static str> {
+        locked(&self.shared.calls).habits.iter().map(|habit| habit.words()).collect()
+    }
+
     /// Ends the program and waits until it has.
     pub(in crate::provider) async fn end(&self) -> Ended {
         self.stop.send_replace(true);
@@ -221,6 +228,10 @@ impl Shared {
         } else if calls.strays.len() < STRAYS_MAX {
             calls.strays.push(id);
         }
+    }
+
+    fn note(&self, habits: impl IntoIterator<Item = wire::Habit>) {
+        locked(&self.calls).habits.extend(habits);
     }
 
     fn end(&self, ended: Ended) {
@@ -285,8 +296,8 @@ async fn keep(
 /// Reads until the program's end or its first fault, and says which.
 async fn read(stdout: ChildStdout, shared: &Shared) -> (EndKind, String) {
     let mut reader = BufReader::new(stdout);
-    let Ok(first) = rt::timeout(HELLO_TIME_MAX, lines::next(&mut reader, CALL_BYTES_MAX)).await
-    else {
+    let first = next(&mut reader, CALL_BYTES_MAX, shared);
+    let Ok(first) = rt::timeout(HELLO_TIME_MAX, first).await else {
         let text = format!("it said no hello within {} s", HELLO_TIME_MAX.as_secs());
         return (EndKind::Hello, text);
     };
@@ -298,15 +309,31 @@ async fn read(stdout: ChildStdout, shared: &Shared) -> (EndKind, String) {
         Err(end) => return end,
     };
     loop {
-        let line = match lines::next(&mut reader, LINE_BYTES_MAX).await {
+        let line = match next(&mut reader, LINE_BYTES_MAX, shared).await {
             Ok(line) => line,
             Err(none) => return no_line(none),
         };
         match wire::reply(&line) {
-            Ok((id, outcome)) => shared.take_reply(id, outcome),
+            Ok(wire::Reply { id, outcome, habits }) => {
+                shared.note(habits);
+                shared.take_reply(id, outcome);
+            }
             Err(why) => return (EndKind::Line, why),
         }
     }
+}
+
+/// The next line with something in it, or the lines of one JSON object.
+async fn next(
+    reader: &mut BufReader<ChildStdout>,
+    bytes_max: usize,
+    shared: &Shared,
+) -> Result<Vec<u8>, NoLine> {
+    let is_whole = |line: &[u8]| wire::reply(line).is_ok();
+    let read = lines::next_object(reader, bytes_max, is_whole).await?;
+    shared.note(read.after_blank.then_some(wire::Habit::BlankLine));
+    shared.note(read.is_long.then_some(wire::Habit::SeveralLines));
+    Ok(read.bytes)
 }
 
 fn no_line(none: NoLine) -> (EndKind, String) {

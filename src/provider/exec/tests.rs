@@ -267,3 +267,32 @@ fn a_create_has_a_whole_configuration_but_the_folder() {
     assert_eq!(table["instance"]["id"].as_str(), Some(&*key.to_string()));
     assert_eq!(table["servers"][0].as_str(), Some("10.0.0.1:4647"));
 }
+
+/// What is clear is taken: empty lines, an object over several lines, `null` beside a result, numbers
+/// in quotes.
+#[tokio::test]
+async fn sloppy_but_clear_answers_are_taken() {
+    let provider = program(&format!(
+        r#"echo; printf '{{\n  "quorate_provider": "1",\n  "name": "test"\n}}\n'
+           {NEXT}
+           next; echo; echo '{{"id":"'$id'","result":{{"state":"gone"}},"error":null}}'
+           next; printf '{{\n  "id": '$id',\n\n  "result": {{\n    "state": "asked"\n  }}\n}}\n'
+           next; echo '{{"id":'$id',"result":null,"error":{{"class":"quota","retry_after_ms":"7"}}}}'
+           next"#
+    ));
+    let answer = provider.call(destroy(), context()).await;
+    assert_eq!(answer, Ok(Answer::Destroyed(Destroyed::Gone)));
+    let answer = provider.call(destroy(), context()).await;
+    assert_eq!(answer, Ok(Answer::Destroyed(Destroyed::Asked)));
+    let error = failure(&provider, Operation::List).await;
+    assert_eq!((error.class, error.retry_after_ms), (ErrorClass::Quota, Some(7)));
+}
+
+/// An object that never ends does not swallow the replies behind it: the program ends.
+#[tokio::test]
+async fn an_object_without_an_end_ends_the_program() {
+    let provider =
+        polite(r#"next; echo '{"oops'; echo '{"id":'$id',"result":{"state":"gone"}}'; next; next"#);
+    let error = failure(&provider, destroy()).await;
+    assert!(error.detail.contains("is not a JSON object: `{\"oops"), "{}", error.detail);
+}

@@ -27,6 +27,49 @@ const SHOWN_BYTES_MAX: usize = 120;
 /// What a program answers a call with, as it stands in the line: only what the call asks for is made of it.
 pub(super) type Outcome = Result<Box<RawValue>, Box<RawValue>>;
 
+/// What is clear and not of the protocol: it is taken, and `provider check` warns of it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(in crate::provider) enum Habit {
+    /// A line without anything.
+    BlankLine,
+    /// A JSON object that goes over several lines.
+    SeveralLines,
+    /// A field that is `null` where it should not be there.
+    Null,
+    /// A number in quotes.
+    NumberAsText,
+}
+
+impl Habit {
+    /// For people.
+    pub(in crate::provider) const fn words(self) -> &'static str {
+        match self {
+            Self::BlankLine => "it writes empty lines",
+            Self::SeveralLines => "a reply goes over several lines; write each as one",
+            Self::Null => "a reply has `result` and `error`, one of them null; leave that out",
+            Self::NumberAsText => "a number stands in quotes",
+        }
+    }
+}
+
+/// A number, also in quotes.
+fn number(value: &Value) -> Option<(u64, bool)> {
+    match value.as_str() {
+        Some(text) => Some((text.trim().parse().ok()?, true)),
+        None => Some((value.as_u64()?, false)),
+    }
+}
+
+/// A number that may be in quotes, or missing.
+fn lenient<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
+    let value = Value::deserialize(value)?;
+    if value.is_null() {
+        return Ok(None);
+    }
+    let found = number(&value).map(|(number, _)| number);
+    found.map(Some).ok_or_else(|| D::Error::custom(format!("{value} is no whole number")))
+}
+
 /// The name in a program's first line.
 pub(super) fn hello(line: &[u8]) -> Result<Text, String> {
     let object: Map<String, Value> = object(line)?;
@@ -34,7 +77,7 @@ pub(super) fn hello(line: &[u8]) -> Result<Text, String> {
         let text = "its first line is not {\"quorate_provider\":1,\"name\":…}";
         return Err(format!("{text}: {}", shown(line)));
     };
-    if version.as_u64() != Some(VERSION) {
+    if number(version).map(|(version, _)| version) != Some(VERSION) {
         let text =
             format!("it speaks version {version} of the protocol, and this server {VERSION}");
         return Err(text);
@@ -45,18 +88,48 @@ pub(super) fn hello(line: &[u8]) -> Result<Text, String> {
     }
 }
 
-/// The id of the call that a line answers, and what it answers. An error: the program does not keep to the protocol.
-pub(super) fn reply(line: &[u8]) -> Result<(u64, Outcome), String> {
-    let ReplyLine { id, result, error } = object(line)?;
-    let Some(id) = id.and_then(|id| id.get().parse::<u64>().ok()) else {
+/// A reply of a program.
+pub(super) struct Reply {
+    /// Of the call that it answers.
+    pub(super) id: u64,
+    pub(super) outcome: Outcome,
+    pub(super) habits: Vec<Habit>,
+}
+
+/// Whether a field is there and says nothing.
+fn is_null(value: Option<&RawValue>) -> bool {
+    value.is_some_and(|value| value.get().trim() == "null")
+}
+
+/// The reply that a line is. An error: the program does not keep to the protocol.
+pub(super) fn reply(line: &[u8]) -> Result<Reply, String> {
+    let ReplyLine { id, mut result, mut error } = object(line)?;
+    let found = id.and_then(|id| number(&serde_json::from_str(id.get()).ok()?));
+    let Some((id, is_text)) = found else {
         return Err(format!("a line on its standard output has no id of a call: {}", shown(line)));
     };
+    let mut habits = Vec::new();
+    if result.is_some() && is_null(error.as_deref()) {
+        error = None;
+        habits.push(Habit::Null);
+    } else if error.is_some() && is_null(result.as_deref()) {
+        result = None;
+        habits.push(Habit::Null);
+    }
+    if is_text || error.as_deref().is_some_and(has_number_as_text) {
+        habits.push(Habit::NumberAsText);
+    }
     match (result, error) {
-        (Some(result), None) => Ok((id, Ok(result))),
-        (None, Some(error)) => Ok((id, Err(error))),
+        (Some(result), None) => Ok(Reply { id, outcome: Ok(result), habits }),
+        (None, Some(error)) => Ok(Reply { id, outcome: Err(error), habits }),
         (Some(_), Some(_)) => Err(format!("its reply {id} has a result and an error")),
         (None, None) => Err(format!("its reply {id} has neither a result nor an error")),
     }
+}
+
+fn has_number_as_text(error: &RawValue) -> bool {
+    let error: Option<Value> = serde_json::from_str(error.get()).ok();
+    error.is_some_and(|error| error.get("retry_after_ms").is_some_and(Value::is_string))
 }
 
 #[derive(Deserialize)]
@@ -125,6 +198,7 @@ fn creation(create: &Create, context: &Context) -> Value {
             "cpu_mhz": kind.cpu,
             "memory_mb": kind.memory_mb,
             "disk_mb": kind.disk_mb,
+            "max_allocations": kind.max_allocations,
             "price_micro": kind.price_micro,
             "preemptible": kind.preemptible,
             "quota_group": &*kind.quota_group,
@@ -306,7 +380,7 @@ struct ErrorLine {
     class: ClassWord,
     #[serde(default)]
     scope: ScopeWord,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient")]
     retry_after_ms: Option<u64>,
     #[serde(default)]
     detail: String,

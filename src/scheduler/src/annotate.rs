@@ -43,7 +43,9 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
             counts_of(&mut made, &row.group).stop += 1;
         } else if why.is_none() && updated.contains(&row.id) {
             counts_of(&mut made, &row.group).in_place_update += 1;
-        } else if why.is_none() && row.is_live() {
+        } else if why.is_none()
+            && (row.is_live() || (!is_replaced && stays_ended(state, plan, spec, row)))
+        {
             counts_of(&mut made, &row.group).ignore += 1;
         }
     }
@@ -64,6 +66,29 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
         add_unplaced(counts_of(&mut made, name), left, kept, spec, group);
     }
     made
+}
+
+/// Whether an instance that has ended fills its place, and the plan leaves it as it is: of a batch job it is done, or it has failed and waits for
+/// another attempt, or has none left. One that should have been replaced and found no room is counted as one to place.
+fn stays_ended(state: &State, plan: &Plan, spec: Option<&JobSpec>, row: &Allocation) -> bool {
+    let Some(spec) = spec.filter(|spec| !spec.kind.is_per_node()) else { return false };
+    let is_superseded = row.next.is_some_and(|next| state.allocations().contains(&next));
+    let is_ours = row.job_create_index == plan.job_create_index && !row.per_node;
+    if row.is_server_terminal() || is_superseded || !is_ours || spec.group(&row.group).is_none() {
+        return false;
+    }
+    let is_current = row.job_version == plan.job_version;
+    let queued = plan.outcome.as_ref().and_then(|outcome| outcome.queued.get(&row.group));
+    match row.client {
+        ClientStatus::Complete => spec.kind == JobKind::Batch && is_current,
+        ClientStatus::Failed => {
+            (spec.kind == JobKind::Service || is_current) && queued.is_none_or(|left| *left == 0)
+        }
+        ClientStatus::Pending
+        | ClientStatus::Running
+        | ClientStatus::Lost
+        | ClientStatus::Unknown => false,
+    }
 }
 
 fn counts_of<'a>(made: &'a mut Annotations, group: &Text) -> &'a mut GroupAnnotation {

@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use fsm::{
-    Allocation, ClientStatus, Deployment, DeploymentStatus, JobKind, JobSpec, TaskGroup, Text,
+    Allocation, ClientStatus, Deployment, DeploymentStatus, Job, JobKind, JobSpec, State,
+    TaskGroup, Text,
     deployment::{DeploymentGoal, DeploymentGroup},
     job::UpdateStrategy,
 };
@@ -21,8 +22,24 @@ pub(crate) struct Rollout<'a> {
     deployment: Option<&'a Deployment>,
     /// A deployment of the version was successful.
     is_proven: bool,
+    /// The version takes the place of one that failed and asked for it, and runs what the last stable one ran.
+    goes_back: bool,
     /// Jobs of this kind are rolled out by deployments.
     has_steps: bool,
+}
+
+/// Whether the version before the job's failed, was to be reverted then, and this one runs what the last stable version ran.
+fn goes_back(state: &State, job: &Job) -> bool {
+    let Some(before) = job.version.checked_sub(1) else { return false };
+    let failed = state.deployments_of_job(&job.key).into_iter().any(|row| {
+        row.is_of((job.create_index, before))
+            && row.status == DeploymentStatus::Failed
+            && row.groups.values().any(|group| group.auto_revert)
+    });
+    failed
+        && state
+            .last_stable_version(&job.key, job.create_index)
+            .is_some_and(|stable| state.current_spec(job) == Some(&stable.spec))
 }
 
 impl<'a> Rollout<'a> {
@@ -32,7 +49,11 @@ impl<'a> Rollout<'a> {
         let deployment = target.job.and_then(|job| pass.state.current_deployment(job));
         let is_proven = deployment.is_some_and(|row| row.status == DeploymentStatus::Successful);
         let counts = |row: &&Deployment| row.is_active() || row.status == DeploymentStatus::Failed;
-        Self { deployment: deployment.map(|row| &**row).filter(counts), is_proven, has_steps }
+        let deployment = deployment.map(|row| &**row).filter(counts);
+        let goes_back = has_steps
+            && deployment.is_none()
+            && target.job.is_some_and(|job| goes_back(pass.state, job));
+        Self { deployment, is_proven, goes_back, has_steps }
     }
 
     /// The group's strategy, if it is rolled out in steps.
@@ -57,9 +78,10 @@ impl<'a> Rollout<'a> {
         self.deployment.is_some_and(|row| row.status == DeploymentStatus::Failed)
     }
 
-    /// Whether the deployment of this version may begin with canaries: not after one that was successful.
+    /// Whether the deployment of this version may begin with canaries: not after one that was successful, nor on the way back to a version that is
+    /// known to work: they would wait for a person while what has failed serves.
     pub(crate) fn may_begin_with_canaries(&self) -> bool {
-        !self.is_begun() && !self.is_proven
+        !self.is_begun() && !self.is_proven && !self.goes_back
     }
 
     pub(crate) fn takes_canaries(&self) -> bool {

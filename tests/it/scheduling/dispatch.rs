@@ -114,7 +114,7 @@ fn a_task_gets_payload_and_meta_of_its_dispatch() {
     assert_eq!((&child["Dispatched"], &child["Priority"]), (&json!(true), &json!(70)));
     assert_eq!(text(&child, "Payload"), HELLO);
     assert_eq!(text(&child, "DispatchIdempotencyToken"), "one");
-    assert_eq!(child["ParameterizedJob"], Value::Null);
+    assert_eq!(child["ParameterizedJob"]["MetaRequired"], json!(["who"]));
     assert_eq!(text(&stage.children("render")[0], "ParentID"), "render");
 
     let again = stage.dispatch("render", "?idempotency_token=one", &body);

@@ -168,7 +168,7 @@ mod tests {
         let late_ms = testing::capacity_group("web").drain_ms + HARD_STOP_MS + SLACK_MS;
         assert_eq!(found(&driver, late_ms), ["capacity-silent", "capacity"], "it may drain yet");
         assert_eq!(found(&driver, late_ms + 1), ["capacity-silent", "capacity-drain"]);
-        let member = Some(Member { group: "api".into(), drain: None });
+        let member = Some(Member { group: "api".into(), drain: None, place: None });
         let row = Instance { member, ..driver.instance_row(id).clone() };
         testing::put(&mut driver.state, &row);
         assert_eq!(found(&driver, 0), ["capacity-deleted"]);

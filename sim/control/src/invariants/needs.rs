@@ -41,14 +41,15 @@ pub(crate) fn runs_since(row: &Allocation) -> Option<u64> {
     Some(since.min(row.modified_at.max(row.client_at)))
 }
 
-/// Something of the job lives, or is to be looked at. A system job lasts until it is stopped, with or without instances.
+/// Something of the job lives, or is to be looked at. A system job lasts until it is stopped, with or without instances; of a stopped one only what
+/// lives goes on, whatever is looked at.
 pub(crate) fn goes_on(state: &State, job: &Job) -> bool {
     if job.kind == JobKind::System {
         return !job.stop;
     }
     let mut evaluations = state.evaluations().iter().filter(|row| row.job == job.key);
     state.allocations().iter().any(|row| row.job == job.key && is_live(row))
-        || evaluations.any(|row| !row.status.is_terminal())
+        || (!job.stop && evaluations.any(|row| !row.status.is_terminal()))
 }
 
 /// Of a system job, which a drain ends last or leaves alone.

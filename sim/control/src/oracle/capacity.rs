@@ -113,7 +113,8 @@ impl Account {
         let known = self.words.get(&word.source);
         let is_due = known.is_none_or(|known| {
             let is_same = known.expired_at.is_none() && known.amounts == word.amounts;
-            order > known.order || (order == known.order && is_same)
+            let is_anew = known.expired_at.is_some() && word.epoch < known.order.0;
+            order > known.order || (order == known.order && is_same) || is_anew
         });
         let is_declared = word.amounts.keys().all(|name| after.capacity_group(name).is_some());
         let source = &word.source;
@@ -157,7 +158,8 @@ impl Account {
     fn judge_sources(&self, before: &State, after: &State, found: &mut Vec<String>) {
         for row in before.capacity_sources().iter() {
             let now = after.capacity_sources().get(&row.name).map(|now| (now.epoch, now.seq));
-            if now.is_some_and(|now| now < (row.epoch, row.seq)) {
+            let is_anew = |now: &(u64, u64)| row.expired_at > 0 && now.0 < row.epoch;
+            if now.is_some_and(|now| now < (row.epoch, row.seq) && !is_anew(&now)) {
                 let name = &row.name;
                 found.push(format!("capacity-order: {name} went back to {now:?}"));
             }
@@ -281,8 +283,14 @@ fn judge_drains(after: &State, group: &CapacityGroup, found: &mut Vec<String>) {
     }
 }
 
-/// The list of members has those whose nodes serve.
+/// The list of members has those whose nodes serve, each with a place of its own.
 fn judge_list(after: &State, group: &CapacityGroup, found: &mut Vec<String>) {
+    let rows = after.active_members(&group.name);
+    let places: BTreeSet<u32> = rows.iter().filter_map(|row| row.place()).collect();
+    if places.len() < rows.len() {
+        let name = &group.name;
+        found.push(format!("capacity-place: members of {name} share a place, or have none"));
+    }
     let listed: BTreeSet<_> = after.active_members(&group.name).iter().map(|row| row.id).collect();
     let serving = members(after, group).filter(|row| serves(after, row) == Some(true));
     if !listed.iter().copied().eq(serving.map(|row| row.id)) {

@@ -4,7 +4,7 @@
 use elastic::{call::TAG_INSTANCE, fake::FakeMachine};
 use fsm::{
     Command, Instance, InstanceState, State, Text,
-    pool::{Behavior, ShutdownCause},
+    pool::{BY_POOL, Behavior, ShutdownCause},
 };
 
 use crate::{coverage::Event, log::Applied, pools::Pools};
@@ -40,6 +40,12 @@ fn judge_max(before: &State, after: &State, found: &mut Vec<String>) {
         if !rows().any(|row| is_new(row)) {
             continue;
         }
+        for row in rows().filter(|row| is_new(row)) {
+            if before.backoff_on(pool, &row.kind.name, after.at()).is_some() {
+                let (id, kind) = (row.id, &row.kind.name);
+                found.push(format!("pool-backoff: {id} is asked for while {kind} backs off"));
+            }
+        }
         let count = rows().count();
         if count > pool.max as usize {
             found.push(format!("pool-max: an intent makes {count} of {}", pool.max));
@@ -68,8 +74,16 @@ fn judge_change(before: &State, was: &Instance, now: &Instance, found: &mut Vec<
         found.push(format!("pool-held: {id} is held and shut down ({name})"));
     }
     let Some(node) = was.node else { return };
+    // Whoever drains the instance itself has given it up.
+    let is_given_up = was.behavior == Behavior::Drain && &*was.behavior_by != BY_POOL;
+    let is_aside = before.nodes().get(&node).is_some_and(|node| node.set_aside().is_some());
+    if is_aside && !is_given_up {
+        found.push(format!("pool-set-aside: {id} is set aside and shut down ({name})"));
+    }
     let runs = |row: &&std::sync::Arc<fsm::Allocation>| {
-        row.node == node && !crate::invariants::needs::has_ended(row)
+        row.node == node
+            && !before.is_of_system_job(row)
+            && !crate::invariants::needs::has_ended(row)
     };
     if cause.needs_empty() && before.allocations().iter().any(|row| runs(&row)) {
         found.push(format!("pool-busy: {id} has allocations and is shut down ({name})"));

@@ -124,7 +124,11 @@ impl Pools {
                 if is_again && self.dice.percent(self.trouble.ignores_keys) {
                     faults.push(Fault::IgnoresKey);
                 }
-                if self.dice.percent(self.trouble.loses_tags) {
+                // Of two machines without tags, both made by calls whose answers were lost, nobody can tell which is whose:
+                // neither is destroyed before the instance that one of them belongs to ends.
+                let mut all = self.cloud.machines();
+                let is_only = !all.any(|machine| machine.described.tags.is_empty());
+                if self.dice.percent(self.trouble.loses_tags) && is_only {
                     faults.push(Fault::LosesTags);
                 }
                 if self.dice.percent(self.trouble.reuses_ids) {

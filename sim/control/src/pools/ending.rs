@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    Evaluation, EvaluationStatus, Instance, InstancePool, InstanceState, Liveness, Node, State,
-    pool::Behavior, testing,
+    Evaluation, EvaluationStatus, Instance, InstancePool, InstanceState, JobKind, Liveness, Node,
+    State, pool::Behavior, testing,
 };
 
 use super::{POOL, PROVIDER, Pools};
@@ -65,10 +65,15 @@ impl Ending<'_> {
         for row in self.truth.instances().iter().filter(|row| !row.provider_id.is_empty()) {
             owners.insert(&row.provider_id, row.id);
         }
+        // Of one whose answer was lost and which has no tags, only its agent tells.
+        let is_bound = |key| {
+            let row = self.truth.instances().get(key);
+            row.is_some_and(|row| row.provider_id.is_empty() && row.state == InstanceState::Bound)
+        };
         let mut keys = BTreeSet::new();
         for machine in cloud.machines() {
             let id = &machine.described.provider_id;
-            if !owners.contains_key(id) {
+            if !owners.contains_key(id) && !is_bound(&machine.create.key) {
                 found.push(format!("pool-leak: no row stands for machine {id}"));
             }
             if !keys.insert(machine.create.key) {
@@ -95,6 +100,8 @@ impl Ending<'_> {
             InstanceState::Booting => Some("boots"),
             InstanceState::ShuttingDown => Some("is being destroyed"),
             InstanceState::Bound if row.node.is_some_and(is_lost) => None,
+            // A person has it back when that person says so.
+            InstanceState::Bound if self.truth.is_set_aside(row) => None,
             // A member's drain has a deadline, which a pool that is paused lets pass.
             InstanceState::Bound if row.member_drain().is_some() => None,
             InstanceState::Bound => {
@@ -117,22 +124,20 @@ impl Ending<'_> {
         if pool.paused.is_some() || self.truth.mass_loss().is_some() {
             return;
         }
-        let rows = self.truth.instances().iter().filter(|row| row.pool == pool.name);
+        let rows = || self.truth.instances().iter().filter(|row| row.pool == pool.name);
         // One that drains stays for as long as something on it has nowhere to go.
         let stays = |row: &Instance| match row.behavior {
-            Behavior::Run => false,
-            Behavior::Drain => !self.is_empty(row),
+            Behavior::Run => self.truth.is_set_aside(row),
+            Behavior::Drain => !self.is_empty(row) || self.truth.is_set_aside(row),
             Behavior::Hold => true,
         };
-        let rows: Vec<_> = rows.filter(|row| !stays(row)).collect();
+        let count = rows().filter(|row| !stays(row)).count();
         let max = pool.max as usize;
-        if rows.len() > max {
-            let count = rows.len();
+        if count > max {
             found.push(format!("pool-max: {count} instances are there, {max} may be"));
         }
-        let runs = |row: &&&std::sync::Arc<Instance>| row.behavior == Behavior::Run;
-        let running = rows.iter().filter(runs).count();
-        let idle = rows.iter().find(|row| {
+        let running = rows().filter(|row| row.behavior == Behavior::Run).count();
+        let idle = rows().filter(|row| !stays(row)).find(|row| {
             let node = row.node.and_then(|node| self.truth.nodes().get(&node));
             let since = row.last_busy_at.max(row.bound_at);
             let since = since.max(node.map_or(0, |node| node.liveness_at));
@@ -163,6 +168,9 @@ impl Ending<'_> {
         if pool.paused.is_some() || count >= pool.max as usize || self.truth.mass_loss().is_some() {
             return;
         }
+        if self.is_held_back(pool) {
+            return;
+        }
         let blocked = self.truth.evaluations().iter();
         for row in blocked.filter(|row| row.status == EvaluationStatus::Blocked) {
             if self.would_help(pool, row) {
@@ -172,12 +180,20 @@ impl Ending<'_> {
         }
     }
 
-    /// Some machine that nobody has tried would take what an evaluation could not place.
+    /// What failed before lets the pool make no machine at all now.
+    fn is_held_back(&self, pool: &InstancePool) -> bool {
+        let Some(history) = self.truth.pool_histories().get(&pool.name) else { return false };
+        let most = pool.max_creates_per_hour;
+        let is_probing = history.protected_since > 0 && self.truth.unproven_of(&pool.name) > 0;
+        is_probing || (most > 0 && history.asked_lately(self.now) >= most)
+    }
+
+    /// Some machine that nobody has tried, and that did not fail lately, would take what an evaluation could not place.
     fn would_help(&self, pool: &InstancePool, row: &Evaluation) -> bool {
         let job = self.truth.jobs().get(&row.job).filter(|job| !job.stop);
         let Some(job) = job else { return false };
         let Some(spec) = self.truth.current_spec(job) else { return false };
-        let tried = self.truth.unhelped_by(&row.job, job.job_modify_index);
+        let tried = self.truth.unhelped_by(&row.job, job.job_modify_index, self.truth.at());
         if spec.node_pool != pool.name || spec.kind.is_per_node() || row.node.is_some() {
             return false;
         }
@@ -190,13 +206,28 @@ impl Ending<'_> {
             pool.types.values().any(|kind| {
                 let mut node = template();
                 node.description = std::sync::Arc::new(kind.description(&pool.name));
-                let is_tried = tried.is_some_and(|row| row.types.contains(&kind.name));
-                let fits = needs::room_of(&node).into_iter().zip(needs::ask_of(group));
+                let is_tried = tried.is_some_and(|row| row.types.contains(&kind.name))
+                    || self.truth.backoff_on(pool, &kind.name, self.now).is_some();
+                let fits = self.room_for_others(&node).into_iter().zip(needs::ask_of(group));
                 !is_tried
                     && fits.into_iter().all(|((_, room), (_, ask))| ask <= room)
                     && needs::suits(spec, group, &node).is_ok()
             })
         })
+    }
+
+    /// What the jobs that run on every node leave of one.
+    fn room_for_others(&self, node: &Node) -> needs::Amounts {
+        let jobs = self.truth.jobs().iter().filter(|job| job.kind == JobKind::System && !job.stop);
+        let specs = jobs.filter_map(|job| self.truth.current_spec(job));
+        let groups = specs.flat_map(|spec| spec.groups.iter().map(move |group| (spec, group)));
+        let mut room = needs::room_of(node);
+        for (_, group) in groups.filter(|(spec, group)| needs::suits(spec, group, node).is_ok()) {
+            for ((_, left), (_, ask)) in room.iter_mut().zip(needs::ask_of(group)) {
+                *left = left.saturating_sub(ask);
+            }
+        }
+        room
     }
 }
 

@@ -211,7 +211,9 @@ fn shrink(
         state.members_of(&group.name).filter(|row| state.member_phase(row).counts()).collect();
     // Who is not bound yet goes first, then the end of the list that readers have of members: a
     // jump hash over what is left moves nothing else.
-    members.sort_by_key(|row| Reverse((row.bound_at == 0, row.bound_at, row.create_index, row.id)));
+    // Those without a place are not there yet.
+    let place = |row: &Instance| row.place().unwrap_or(u32::MAX);
+    members.sort_by_key(|row| Reverse((place(row), row.bound_at, row.create_index, row.id)));
     let too_many = |floor: u64| {
         let (mut amount, mut count) = (plan.amount, plan.count);
         let mut ids = Vec::new();

@@ -17,20 +17,26 @@ use std::{
 };
 
 use fsm::{
-    ClassId, Command, Index, Instance, InstanceId, InstancePool, InstanceState, JobKey, Liveness,
-    Node, State, Text,
-    node::GainKey,
+    ClassId, Command, Index, Instance, InstanceId, InstancePool, InstanceState, JobKey, State,
+    Text,
     plant::{Plant, is_planted},
     pool::{
-        Behavior, Intent, LimitClass, LimitPool, NoteUnhelped, RequestInstances,
-        SetInstanceBehavior, ShutdownCause,
+        BY_POOL, Behavior, InstanceType, Intent, LimitClass, LimitPool, NoteUnhelped,
+        RequestInstances, SetInstanceBehavior, ShutdownCause,
     },
 };
 
-use super::{ASK_AGAIN_MS, Fleet, Look, duty::is_in_mass_loss, shut_down};
+use super::{
+    ASK_AGAIN_MS, Fleet, Look,
+    bins::{bins, idle_machines, idle_since, is_ready},
+    duty::is_in_mass_loss,
+    shut_down,
+};
 use crate::{
-    demand::{Bin, Gained, Waiting, is_of_mass_loss, pack},
-    limits, sizes,
+    demand::{Budget, Gained, Waiting, is_of_mass_loss, pack},
+    limits,
+    overhead::Overhead,
+    sizes,
 };
 
 /// Intents of one pool in one entry.
@@ -51,16 +57,24 @@ pub(super) struct Room {
     pub(super) most: usize,
     /// The pool's max is why it is not more: an idle machine is in the way.
     pub(super) is_at_max: bool,
-    /// Types that a limit of the provider stops.
+    /// Types that a limit of the provider stops, or boots that failed.
     limited: BTreeSet<Text>,
+    /// What all that is made now may cost in an hour; none: no limit.
+    price_left: Option<u64>,
 }
 
 impl Room {
-    fn new(look: &mut Look<'_>, pool: &InstancePool) -> Self {
+    /// `is_kept`: what is known of failures counts.
+    fn new(look: &mut Look<'_>, pool: &InstancePool, is_kept: bool) -> Self {
         let mut limited = BTreeSet::new();
         for kind in pool.types.values() {
             if let Some(limit) = look.state.limit_on(&pool.name, kind, look.now) {
                 look.due(limit.until);
+                limited.insert(kind.name.clone());
+            }
+            let backoff = look.state.backoff_on(pool, &kind.name, look.now);
+            if let Some(backoff) = backoff.filter(|_| is_kept) {
+                look.due(backoff.until);
                 limited.insert(kind.name.clone());
             }
         }
@@ -72,7 +86,31 @@ impl Room {
                 look.rows.iter().filter(|row| row.state == InstanceState::Requested).count();
             most = most.min(number(pool.max_concurrent_creates).saturating_sub(requested));
         }
-        Self { most, is_at_max: most == below_max, limited }
+        let of_past = left_by_past(look, pool, is_kept);
+        let price_left = (pool.max_price_micro > 0)
+            .then(|| pool.max_price_micro.saturating_sub(look.state.price_of_pool(&pool.name)));
+        most = most.min(of_past);
+        Self { most, is_at_max: most == below_max, limited, price_left }
+    }
+
+    /// What may still be spent beside the machines that are planned.
+    pub(super) fn price_beside(&self, pool: &InstancePool, new: &[NewMachine]) -> Option<u64> {
+        let price = |one: &NewMachine| pool.types.get(&one.kind).map_or(0, |kind| kind.price_micro);
+        let planned = new.iter().map(price).fold(0, u64::saturating_add);
+        self.price_left.map(|left| left.saturating_sub(planned))
+    }
+
+    /// How many more machines of a type may be made beside those that are planned.
+    pub(super) fn beside(
+        &self,
+        pool: &InstancePool,
+        kind: &InstanceType,
+        new: &[NewMachine],
+    ) -> usize {
+        let most = self.most.saturating_sub(new.len());
+        let price_left = self.price_beside(pool, new);
+        let by_price = price_left.and_then(|left| left.checked_div(kind.price_micro));
+        by_price.map_or(most, |count| most.min(usize::try_from(count).unwrap_or(usize::MAX)))
     }
 
     pub(super) fn may_make(&self, kind: &Text) -> bool {
@@ -105,12 +143,13 @@ pub(super) struct Wanted {
 impl Fleet {
     /// Grows the pool by what waits, and shrinks it by what idles.
     pub(super) fn balance(&mut self, look: &mut Look<'_>, pool: &InstancePool) {
-        let room = Room::new(look, pool);
+        self.end_own_drains(look, pool);
+        let room = Room::new(look, pool, self.remembers(look.state, pool));
         let mut wanted = Wanted::default();
         self.want_for_jobs(look, pool, &room, &mut wanted);
         self.want_for_groups(look, pool, &room, &mut wanted);
         want_minimum(look, pool, &room, &mut wanted);
-        if !self.configured.contains(&pool.provider) {
+        if !self.configured.contains_key(&pool.provider) {
             let is_idle = wanted.new.is_empty() && look.rows.is_empty();
             if !is_idle && room.limited.is_empty() {
                 look.commands.push(not_configured(pool));
@@ -124,6 +163,37 @@ impl Fleet {
         }
     }
 
+    /// What the pool drains itself, for its max or because a type was taken out, runs again when
+    /// the reason is gone: the file was put right, or others went.
+    fn end_own_drains(&mut self, look: &mut Look<'_>, pool: &InstancePool) {
+        let is_own = |row: &&Arc<Instance>| {
+            row.behavior == Behavior::Drain
+                && &*row.behavior_by == BY_POOL
+                && row.state != InstanceState::ShuttingDown
+        };
+        // Also what goes already counts against the max.
+        let count = look.rows.iter().filter(|row| !is_own(row)).count();
+        let room = usize::try_from(pool.max).unwrap_or(usize::MAX).saturating_sub(count);
+        let mut drained: Vec<_> = look
+            .rows
+            .iter()
+            .filter(is_own)
+            .filter(|row| pool.types.contains_key(&row.kind.name))
+            .collect();
+        drained.sort_by_key(|row| (look.state.is_empty_instance(row), row.id));
+        for row in drained.into_iter().take(room.min(NOTES_MAX)) {
+            let command = Command::SetInstanceBehavior(SetInstanceBehavior {
+                id: row.id,
+                behavior: Behavior::Run,
+                deadline_ms: None,
+                by: BY_POOL.into(),
+                reason: "the pool has room for it again".into(),
+                evaluation_ids: Vec::new(),
+            });
+            self.ask(look, row.id, command);
+        }
+    }
+
     /// What blocked evaluations want: machines for what does not fit on those that are there or
     /// coming.
     fn want_for_jobs(
@@ -133,13 +203,20 @@ impl Fleet {
         room: &Room,
         wanted: &mut Wanted,
     ) {
+        self.demand.renew(look.state, look.now, &pool.name);
+        let ends = self.demand.of(&pool.name).filter_map(|one| one.unhelped_until).min();
+        if let Some(at) = ends {
+            look.due(at);
+        }
         let waiting = self.demand.of(&pool.name);
         let mut waiting: Vec<Arc<Waiting>> =
             waiting.filter(|one| !is_of_mass_loss(look.state, one.evaluation)).cloned().collect();
         self.note_unhelped(look, pool, &mut waiting);
-        let (bins, owners) = bins(look.state, look.rows);
+        let overhead = Overhead::of(look.state, pool);
+        let (bins, owners) = bins(look, pool, &overhead);
         let most = room.most.saturating_sub(wanted.new.len());
-        let packed = pack(pool, &waiting, bins, most, |kind| room.may_make(kind));
+        let budget = Budget { most, price_micro: room.price_beside(pool, &wanted.new) };
+        let packed = pack(pool, &overhead, &waiting, bins, budget, |kind| room.may_make(kind));
         let new = packed.wanted.into_iter();
         wanted.new.extend(new.map(|(kind, job)| NewMachine {
             kind,
@@ -148,7 +225,16 @@ impl Fleet {
         }));
         wanted.used.extend(packed.used.iter().filter_map(|place| owners.get(place)));
         wanted.types.extend(packed.types);
-        wanted.is_stuck |= packed.is_limited || (packed.is_full && room.is_at_max);
+        wanted.is_stuck |=
+            packed.is_limited || packed.is_too_dear || (packed.is_full && room.is_at_max);
+    }
+
+    /// Whether what is known of failed boots counts: always, but for a planted leader that knows of
+    /// none before it led.
+    fn remembers(&self, state: &State, pool: &InstancePool) -> bool {
+        let history = state.pool_histories().get(&pool.name);
+        !is_planted(Plant::BackoffForgotten)
+            || history.is_some_and(|history| history.modify_index > self.led_from)
     }
 
     fn request(&mut self, look: &mut Look<'_>, pool: &InstancePool, new: Vec<NewMachine>) {
@@ -215,7 +301,7 @@ impl Fleet {
                 continue;
             }
             notes += 1;
-            let known = look.state.unhelped_by(&one.job, one.job_modify_index);
+            let known = look.state.unhelped_by(&one.job, one.job_modify_index, now);
             types.extend(known.into_iter().flat_map(|row| row.types.iter().cloned()));
             types.sort_unstable();
             types.dedup();
@@ -299,7 +385,8 @@ impl Fleet {
             let command = Command::SetInstanceBehavior(SetInstanceBehavior {
                 id: row.id,
                 behavior: Behavior::Drain,
-                by: "pool".into(),
+                deadline_ms: None,
+                by: BY_POOL.into(),
                 reason: why.as_str().into(),
                 evaluation_ids: Vec::new(),
             });
@@ -374,6 +461,26 @@ impl Ending {
     }
 }
 
+/// How many machines the past of a pool lets it make now: one at a time when it is protected, and
+/// no more than an hour may have.
+fn left_by_past(look: &mut Look<'_>, pool: &InstancePool, is_kept: bool) -> usize {
+    let Some(history) = look.state.pool_histories().get(&pool.name).cloned() else {
+        return usize::MAX;
+    };
+    let mut most = usize::MAX;
+    if pool.max_creates_per_hour > 0 {
+        let left = pool.max_creates_per_hour.saturating_sub(history.asked_lately(look.now));
+        most = usize::try_from(left).unwrap_or(usize::MAX);
+        if let Some(at) = history.falls_at(look.now).filter(|_| left == 0) {
+            look.due(at);
+        }
+    }
+    if history.protected_since > 0 && is_kept {
+        most = most.min(1_usize.saturating_sub(look.state.unproven_of(&pool.name)));
+    }
+    most
+}
+
 /// What the pool's `min` wants: the cheapest that may be made, for what is lacking.
 fn want_minimum(look: &Look<'_>, pool: &InstancePool, room: &Room, wanted: &mut Wanted) {
     let planned = u32::try_from(wanted.new.len()).unwrap_or(u32::MAX);
@@ -381,7 +488,7 @@ fn want_minimum(look: &Look<'_>, pool: &InstancePool, room: &Room, wanted: &mut 
     let lacking = usize::try_from(pool.min.saturating_sub(planned)).unwrap_or(0);
     let kinds = sizes::candidates(pool, |kind| room.may_make(&kind.name));
     if let Some(kind) = kinds.first() {
-        let most = room.most.saturating_sub(wanted.new.len());
+        let most = room.beside(pool, kind, &wanted.new);
         let new = (0..lacking.min(most)).map(|_| NewMachine {
             kind: kind.name.clone(),
             wanted_by: None,
@@ -401,11 +508,13 @@ fn running(rows: &[Arc<Instance>]) -> u32 {
     u32::try_from(running.count()).unwrap_or(u32::MAX)
 }
 
-/// It counts against the pool's max, and nothing keeps it: no operator, and no mass loss.
+/// It counts against the pool's max, and nothing keeps it: no operator, who holds it or has set its
+/// node aside, and no mass loss.
 fn may_go(state: &State, row: &Instance) -> bool {
     row.state != InstanceState::ShuttingDown
         && row.behavior != Behavior::Hold
         && !is_in_mass_loss(state, row)
+        && !state.is_set_aside(row)
 }
 
 /// Types that should help an evaluation, and of which it has seen an idle machine.
@@ -429,72 +538,4 @@ fn not_configured(pool: &InstancePool) -> Command {
         for_ms: limits::FATAL_MS,
         detail: detail.into(),
     })
-}
-
-/// Its agent is heard. What is not is no spare machine, and goes by the probe timeout.
-fn is_ready(state: &State, row: &Instance) -> bool {
-    let node = row.node.and_then(|node| state.nodes().get(&node));
-    node.is_some_and(|node| node.liveness == Liveness::Ready)
-}
-
-/// Since when nothing runs there although it could. One that was away has its time anew.
-fn idle_since(state: &State, row: &Instance) -> u64 {
-    let node = row.node.and_then(|node| state.nodes().get(&node));
-    row.last_busy_at.max(row.bound_at).max(node.map_or(0, |node| node.liveness_at))
-}
-
-fn gained(state: &State, node: &Node) -> Option<Gained> {
-    let index = state.capacity_gains().get(&GainKey::Node(node.id))?.index;
-    Some(Gained { index, class: node.class })
-}
-
-/// Types of which an instance is there, idle and open, and by the class of its node the first gain
-/// of such a one.
-fn idle_machines<'a>(
-    state: &State,
-    rows: &'a [Arc<Instance>],
-) -> BTreeMap<&'a Text, BTreeMap<ClassId, Index>> {
-    let mut idle: BTreeMap<&Text, BTreeMap<ClassId, Index>> = BTreeMap::new();
-    for row in rows.iter().filter(|row| row.is_open() && state.is_empty_instance(row)) {
-        let node = row.node.and_then(|node| state.nodes().get(&node));
-        let Some(node) = node.filter(|node| node.is_schedulable()) else { continue };
-        if let Some(Gained { index, class }) = gained(state, node) {
-            let first = idle.entry(&row.kind.name).or_default().entry(class).or_insert(index);
-            *first = index.min(*first);
-        }
-    }
-    idle
-}
-
-/// The room of a pool's instances that are there or coming, and whose each is.
-fn bins(state: &State, rows: &[Arc<Instance>]) -> (Vec<Bin>, BTreeMap<usize, InstanceId>) {
-    let (mut bins, mut owners) = (Vec::new(), BTreeMap::new());
-    let open = rows.iter().filter(|row| row.behavior == Behavior::Run);
-    for row in open.filter(|row| row.member_drain().is_none()) {
-        let kind = row.kind.name.clone();
-        let bin = match row.state {
-            InstanceState::ShuttingDown => continue,
-            InstanceState::Requested | InstanceState::Booting => {
-                Bin { kind, room: row.kind.resources(), gained: None }
-            }
-            InstanceState::Bound => {
-                let Some(node) = row.node.and_then(|node| state.nodes().get(&node)) else {
-                    continue;
-                };
-                let available = node.description.resources.available();
-                if node.is_schedulable() {
-                    let Some(gained) = gained(state, node) else { continue };
-                    let room = available.minus(state.usage(node.id).resources);
-                    Bin { kind, room, gained: Some(gained) }
-                } else if node.liveness == Liveness::Initializing && node.suspension().is_none() {
-                    Bin { kind, room: available, gained: None }
-                } else {
-                    continue;
-                }
-            }
-        };
-        owners.insert(bins.len(), row.id);
-        bins.push(bin);
-    }
-    (bins, owners)
 }

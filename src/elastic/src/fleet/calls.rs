@@ -3,11 +3,11 @@
 //! Nothing is called before its intent is committed, and no create or destroy goes out before the
 //! provider has listed what there is.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use fsm::{Instance, InstanceId, InstancePool, InstanceState, State, Text, pool::Intent};
+use fsm::{Instance, InstanceId, InstancePool, InstanceState, State, Text, limits, pool::Intent};
 
-use super::{CallId, Fleet, Look};
+use super::{CallId, Fleet, Look, duty::is_silent, health::Health};
 use crate::{
     call::{Call, Create, Operation, TAG_INSTANCE, TAG_POOL, TAG_TYPE, tags},
     sync::Lists,
@@ -15,8 +15,10 @@ use crate::{
 
 /// Descriptions asked of all providers in a second (Arvados' `MaxProbesPerSecond`).
 const PROBES_PER_SECOND_MAX: u32 = 10;
-/// Calls of one provider under way.
-const CALLS_MAX: usize = 32;
+/// Destroys of one provider under way.
+const DESTROYS_MAX: usize = 32;
+/// Calls of one provider under way that are only to know or to show.
+const LOOKS_MAX: usize = 16;
 /// How long an answer is of use, ms.
 const CALL_MS: u64 = 60_000;
 
@@ -45,15 +47,18 @@ pub(super) struct ProviderWatch {
     pub(super) lists: Lists,
     pub(super) next_list_at: u64,
     pub(super) listing: Option<CallId>,
-    /// Calls that have not been answered.
-    calls: usize,
-    /// Those of [`Haste::Later`] among them.
-    later_calls: usize,
+    /// Creates that have not been answered, by pool; a pool without one is not in it.
+    creates: BTreeMap<Text, usize>,
+    /// Destroys that have not been answered.
+    destroys: usize,
+    /// Descriptions and tags that have not been answered.
+    looks: usize,
     /// Pools of this provider.
     pub(super) pools: BTreeSet<Text>,
     /// It was asked for a machine once, by whichever leader: a create that hangs may make one when
     /// its instance and its pool have gone, and only a list shows it.
     pub(super) is_used: bool,
+    pub(super) health: Health,
 }
 
 impl ProviderWatch {
@@ -63,29 +68,64 @@ impl ProviderWatch {
         (is_listed && self.listing.is_none()).then_some(self.next_list_at)
     }
 
-    fn has_place(&self, haste: Haste) -> bool {
-        let has_place = self.calls < CALLS_MAX;
-        match haste {
-            Haste::Now => has_place,
-            Haste::Later => has_place && self.later_calls < CALLS_MAX / 2,
+    /// Whether a call has a place. Each kind has its own, so that a destroy never waits for creates
+    /// that hang, and neither for what is only to know or to show.
+    fn has_place(&self, lane: Lane<'_>, creates_max: usize) -> bool {
+        match lane {
+            Lane::Create { pool } => {
+                let all: usize = self.creates.values().sum();
+                let own = self.creates.get(pool).copied().unwrap_or(0);
+                // Beside other pools, a pool has at most half of what they leave: each one that
+                // comes finds a place, and all that go on have as many.
+                let is_alone = self.pools.len() < 2;
+                let left = creates_max.saturating_sub(all - own);
+                let share = if is_alone { left } else { left.div_ceil(2) };
+                own < share
+            }
+            Lane::Destroy => self.destroys < DESTROYS_MAX,
+            Lane::Look => self.looks < LOOKS_MAX,
+            Lane::List => self.listing.is_none(),
+        }
+    }
+
+    /// Creates and destroys that have not been answered.
+    pub(super) fn places(&self) -> (usize, usize) {
+        (self.creates.values().sum(), self.destroys)
+    }
+
+    /// A call goes out, or is answered.
+    fn count(&mut self, operation: &Operation, change: impl Fn(usize) -> usize) {
+        match lane(operation) {
+            Lane::Create { pool } => {
+                let own = change(self.creates.get(pool).copied().unwrap_or(0));
+                self.creates.insert(pool.clone(), own);
+                self.creates.retain(|_, own| *own > 0);
+            }
+            Lane::Destroy => self.destroys = change(self.destroys),
+            Lane::Look => self.looks = change(self.looks),
+            Lane::List => {}
         }
     }
 }
 
-/// How long a call can wait for others.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Haste {
-    /// Creates, destroys and lists.
-    Now,
-    /// What is only to know or to show: it has half of the places, so that a provider on which it
-    /// hangs still makes and destroys machines.
-    Later,
+/// Calls that wait for each other.
+#[derive(Clone, Copy, Debug)]
+enum Lane<'a> {
+    Create {
+        pool: &'a Text,
+    },
+    Destroy,
+    /// What is only to know or to show.
+    Look,
+    List,
 }
 
-fn haste(operation: &Operation) -> Haste {
+fn lane(operation: &Operation) -> Lane<'_> {
     match operation {
-        Operation::Create(_) | Operation::List | Operation::Destroy { .. } => Haste::Now,
-        Operation::SetTags { .. } | Operation::Describe { .. } => Haste::Later,
+        Operation::Create(create) => Lane::Create { pool: &create.pool },
+        Operation::Destroy { .. } => Lane::Destroy,
+        Operation::SetTags { .. } | Operation::Describe { .. } => Lane::Look,
+        Operation::List => Lane::List,
     }
 }
 
@@ -111,7 +151,7 @@ impl Fleet {
     /// Lists each provider that a pool has or ever used. Cost: the providers.
     pub(super) fn list(&mut self, now: u64) {
         let due = |watch: &ProviderWatch| watch.list_at().is_some_and(|at| at <= now);
-        let is_configured = |name: &Text| self.configured.contains(name);
+        let is_configured = |name: &Text| self.configured.contains_key(name);
         let named = self.providers.iter().filter(|(name, watch)| is_configured(name) && due(watch));
         for provider in named.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
             let id = self.call(now, None, &provider, Operation::List);
@@ -123,7 +163,8 @@ impl Fleet {
 
     /// When a provider is to be listed next.
     pub(super) fn next_list(&self) -> Option<u64> {
-        let providers = self.providers.iter().filter(|(name, _)| self.configured.contains(*name));
+        let providers =
+            self.providers.iter().filter(|(name, _)| self.configured.contains_key(*name));
         providers.filter_map(|(_, watch)| watch.list_at()).min()
     }
 
@@ -134,7 +175,7 @@ impl Fleet {
             let is_asked = self.flights.values().any(|flight| {
                 matches!(flight.call.operation, Operation::SetTags { instance, .. } if instance == *id)
             });
-            if !is_asked && self.may_call(&row.provider, Haste::Later) {
+            if !is_asked && self.may_call(&row.provider, Lane::Look) {
                 let tags = tags(&row);
                 let provider_id = row.provider_id.clone();
                 let operation = Operation::SetTags { instance: *id, provider_id, tags };
@@ -161,8 +202,7 @@ impl Fleet {
             self.attempts.entry(instance).or_default().call = Some(id);
         }
         let watch = self.providers.entry(provider.clone()).or_default();
-        watch.calls += 1;
-        watch.later_calls += usize::from(haste(&call.operation) == Haste::Later);
+        watch.count(&call.operation, |calls| calls + 1);
         self.flights.insert(id, Flight { call: call.clone(), began_at: now, instance });
         self.outgoing.push_back((id, call));
         id
@@ -171,23 +211,29 @@ impl Fleet {
     /// Whether a provider is configured here, and has listed what there is.
     pub(super) fn has_listed(&self, provider: &Text) -> bool {
         let watch = self.providers.get(provider);
-        self.configured.contains(provider) && watch.is_some_and(|watch| watch.lists.taken > 0)
+        self.configured.contains_key(provider) && watch.is_some_and(|watch| watch.lists.taken > 0)
     }
 
     /// Whether a call about a provider's machines may go out.
-    fn may_call(&self, provider: &Text, haste: Haste) -> bool {
+    fn may_call(&self, provider: &Text, lane: Lane<'_>) -> bool {
         let watch = self.providers.get(provider);
-        self.has_listed(provider) && watch.is_some_and(|watch| watch.has_place(haste))
+        let creates_max =
+            self.configured.get(provider).copied().unwrap_or(limits::PROVIDER_CREATES);
+        self.has_listed(provider) && watch.is_some_and(|watch| watch.has_place(lane, creates_max))
     }
 
-    /// A call was answered. Whether that gave another one a place.
+    /// A call was answered. Whether others may have waited for its place.
     pub(super) fn land(&mut self, id: CallId, flight: &Flight) -> bool {
+        let creates_max =
+            self.configured.get(&flight.call.provider).copied().unwrap_or(limits::PROVIDER_CREATES);
         let Some(watch) = self.providers.get_mut(&flight.call.provider) else { return false };
-        let was_full = !watch.has_place(Haste::Later);
-        watch.calls = watch.calls.saturating_sub(1);
-        if haste(&flight.call.operation) == Haste::Later {
-            watch.later_calls = watch.later_calls.saturating_sub(1);
-        }
+        // A place that one pool gives back may be one more for each of the others.
+        let all: usize = watch.creates.values().sum();
+        let was_full = match lane(&flight.call.operation) {
+            Lane::Create { .. } => all >= creates_max.div_ceil(2),
+            lane @ (Lane::Destroy | Lane::Look | Lane::List) => !watch.has_place(lane, creates_max),
+        };
+        watch.count(&flight.call.operation, |calls| calls.saturating_sub(1));
         watch.listing = watch.listing.filter(|listing| *listing != id);
         was_full
     }
@@ -206,8 +252,12 @@ impl Fleet {
         if attempt.next_at > now {
             return look.due(attempt.next_at);
         }
-        let haste = if row.state == InstanceState::Booting { Haste::Later } else { Haste::Now };
-        if !self.may_call(&row.provider, haste) {
+        let lane = match row.state {
+            InstanceState::Requested => Lane::Create { pool: &row.pool },
+            InstanceState::Booting | InstanceState::Bound => Lane::Look,
+            InstanceState::ShuttingDown => Lane::Destroy,
+        };
+        if !self.may_call(&row.provider, lane) {
             return;
         }
         let (instance, provider_id) = (row.id, row.provider_id.clone());
@@ -215,7 +265,9 @@ impl Fleet {
             // It comes with the outcome's entry.
             InstanceState::Requested if self.is_answered(row.id) => return,
             InstanceState::Requested => Operation::Create(Box::new(create(row))),
-            InstanceState::Booting => {
+            // It may be gone with its machine: the provider can say so before two lists do.
+            InstanceState::Bound if provider_id.is_empty() || !is_silent(look.state, row) => return,
+            InstanceState::Booting | InstanceState::Bound => {
                 if self.probes.0 != now / 1_000 {
                     self.probes = (now / 1_000, 0);
                 }
@@ -230,7 +282,6 @@ impl Fleet {
             // What a list has to tell first.
             InstanceState::ShuttingDown if provider_id.is_empty() => return,
             InstanceState::ShuttingDown => Operation::Destroy { instance, provider_id },
-            InstanceState::Bound => return,
         };
         self.call(now, Some(row.id), &row.provider, operation);
     }

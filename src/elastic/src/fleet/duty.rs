@@ -22,7 +22,8 @@ impl Fleet {
             look.due(self.warm_at.unwrap_or(look.now));
         }
         let is_held = row.behavior == Behavior::Hold && !is_planted(Plant::HeldShutDown);
-        let may_end = !is_held && !is_in_mass_loss(look.state, row);
+        let may_end =
+            !is_held && !is_in_mass_loss(look.state, row) && !look.state.is_set_aside(row);
         if let Some(end) = end(look, pool, row).filter(|_| may_end) {
             if end.at > look.now {
                 look.due(end.at);
@@ -91,6 +92,16 @@ fn other_end(look: &Look<'_>, pool: Option<&InstancePool>, row: &Instance) -> Op
 
 fn words(row: &Instance) -> String {
     if row.last_words.is_empty() { String::new() } else { format!(": {}", row.last_words) }
+}
+
+/// The node of an instance is not heard from, and not because many are not.
+pub(super) fn is_silent(state: &State, row: &Instance) -> bool {
+    let node = row.node.and_then(|node| state.nodes().get(&node));
+    let is_down = node.is_some_and(|node| match node.liveness {
+        Liveness::Down | Liveness::Disconnected => true,
+        Liveness::Initializing | Liveness::Ready => false,
+    });
+    is_down && !is_in_mass_loss(state, row)
 }
 
 /// Its node went silent with others, and that lasts: nothing ends it by machine.

@@ -118,10 +118,10 @@ impl Fleet {
             }
             self.move_members(look, group, &plan);
             let lacking = usize::try_from(plan.create).unwrap_or(usize::MAX);
-            let most = room.most.saturating_sub(wanted.new.len());
             if lacking == 0 {
                 continue;
             }
+            let most = kind.map_or(0, |kind| room.beside(pool, kind, &wanted.new));
             wanted.is_stuck |= kind.is_none() || (lacking > most && room.is_at_max);
             let Some(kind) = kind else { continue };
             let new = (0..lacking.min(most)).map(|_| NewMachine {

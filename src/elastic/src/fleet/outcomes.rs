@@ -14,9 +14,9 @@ use fsm::{
     },
 };
 
-use super::{ASK_AGAIN_MS, CallId, Fleet, calls::Flight, shut_down};
+use super::{ASK_AGAIN_MS, CallId, Fleet, calls::Flight, duty::is_silent, shut_down};
 use crate::{
-    call::{Answer, Call, Create, Destroyed, MachineState, Operation, ProviderError},
+    call::{Answer, Call, Create, Description, Destroyed, MachineState, Operation, ProviderError},
     limits,
     sync::Asked,
 };
@@ -43,7 +43,10 @@ impl Kept {
         match outcome {
             CreateOutcome::Made { provider_id, .. } => {
                 let has_machine = |row: &Arc<Instance>| row.provider_id == *provider_id;
-                row.is_some_and(has_machine)
+                let is_refused = |row: &Arc<Instance>| {
+                    row.state == InstanceState::ShuttingDown && row.failed_at > 0
+                };
+                row.is_some_and(|row| has_machine(row) || is_refused(row))
                     || state.instances().contains(&stray_id(provider, provider_id))
             }
             CreateOutcome::Failed { .. } => {
@@ -63,6 +66,7 @@ impl Fleet {
         answer: Result<Answer, ProviderError>,
     ) -> Vec<Command> {
         let Some(flight) = self.flights.remove(&id) else { return Vec::new() };
+        self.note_answer(now, state, &flight, &answer);
         if self.land(id, &flight) {
             // Something may have waited for the place.
             self.pools.values_mut().for_each(|watch| watch.is_dirty = true);
@@ -98,7 +102,7 @@ impl Fleet {
                 if let (Some(attempt), Ok(_)) = (self.attempts.get_mut(instance), &answer) {
                     attempt.described_at = now;
                 }
-                row.map_or_else(Vec::new, |row| described(&row, answer))
+                row.map_or_else(Vec::new, |row| described(state, &row, answer))
             }
             Operation::SetTags { .. } => Vec::new(),
         }
@@ -192,10 +196,12 @@ impl Fleet {
         watch.next_list_at = now.saturating_add(pause);
         let Ok(Answer::Listed(list)) = answer else { return Vec::new() };
         let is_first = watch.lists.taken == 0;
+        let is_wanted = |row: &Instance| row.state != InstanceState::ShuttingDown;
         let has_creates = state
             .instances()
             .iter()
-            .any(|row| row.provider == *provider && row.state == InstanceState::Requested)
+            // Its agent may be here before its tags are: a bound row without an id, too.
+            .any(|row| row.provider == *provider && row.provider_id.is_empty() && is_wanted(row))
             || self.flights.values().any(|flight| {
                 flight.call.provider == *provider
                     && matches!(flight.call.operation, Operation::Create(_))
@@ -220,9 +226,12 @@ impl Fleet {
     }
 }
 
-/// What a provider's word about a machine that boots means.
-fn described(row: &Instance, answer: Result<Answer, ProviderError>) -> Vec<Command> {
+/// What a provider's word about a machine that boots, or whose node is silent, means.
+fn described(state: &State, row: &Instance, answer: Result<Answer, ProviderError>) -> Vec<Command> {
     let Ok(Answer::Described(description)) = answer else { return Vec::new() };
+    if row.state == InstanceState::Bound {
+        return of_silent(state, row, &description).into_iter().collect();
+    }
     if row.state != InstanceState::Booting {
         return Vec::new();
     }
@@ -235,6 +244,28 @@ fn described(row: &Instance, answer: Result<Answer, ProviderError>) -> Vec<Comma
     let (address, words) = (description.address, description.words);
     let note = Command::NoteInstance(NoteInstance { id: row.id, address, words });
     is_new.then_some(note).into_iter().collect()
+}
+
+/// The node of an instance is silent. If its provider says that there is no machine either, nobody
+/// has to wait for lists; the destroy that follows says the same, or ends what is left of it.
+fn of_silent(state: &State, row: &Instance, description: &Description) -> Option<Command> {
+    let what = match description.state {
+        MachineState::Gone => "gone",
+        MachineState::Broken => "broken",
+        MachineState::Booting | MachineState::Up => return None,
+    };
+    let is_kept = row.behavior == Behavior::Hold || state.is_set_aside(row);
+    if is_kept || !is_silent(state, row) {
+        return None;
+    }
+    let words = if description.words.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", description.words)
+    };
+    let reason =
+        format!("its node is not heard, and the provider says that its machine is {what}{words}");
+    Some(shut_down(row.id, ShutdownCause::ProbeFailed, &reason))
 }
 
 /// What an answer means for the state, whoever asked: an answer to a call of a leadership that is

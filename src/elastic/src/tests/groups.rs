@@ -598,3 +598,72 @@ fn growing_has_a_cool_down_of_its_own() {
     world.pass(10_000);
     assert_eq!(world.phases(), [0, 2, 0]);
 }
+
+/// The member of the lowest place vanishes: the others keep theirs, and the next that comes fills
+/// it. Over the list, every key of a jump hash would have moved.
+#[test]
+fn a_place_is_filled_again_before_a_new_one_is_opened() {
+    let mut world = World::group(|_| {});
+    let all = world.filled(3 * UNIT);
+    let places = |world: &World| -> Vec<(InstanceId, Option<u32>)> {
+        let rows = world.driver.state.active_members("web");
+        rows.iter().map(|row| (row.id, row.place())).collect()
+    };
+    assert_eq!(places(&world), [(all[0], Some(0)), (all[1], Some(1)), (all[2], Some(2))]);
+    let command = world.driver.shut_down_command(all[0], ShutdownCause::Operator);
+    world.commit(command);
+    world.run();
+    assert_eq!(places(&world), [(all[1], Some(1)), (all[2], Some(2))]);
+    world.destroy();
+    world.pass(2_000);
+    let new = world.make_and_boot();
+    assert_eq!(new.len(), 1);
+    assert_eq!(places(&world), [(new[0], Some(0)), (all[1], Some(1)), (all[2], Some(2))]);
+}
+
+/// One that was away has its place again, unless another one filled it: then it takes the next.
+#[test]
+fn who_was_away_has_a_place_of_its_own_again() {
+    let mut world = World::group(|_| {});
+    let all = world.filled(2 * UNIT);
+    let node = name(all[0]);
+    world.driver.liveness(&node, fsm::Liveness::Down);
+    let now = world.at();
+    world.fleet.restore(now, &world.driver.state);
+    world.pass(2_000);
+    let new = world.make_and_boot();
+    assert_eq!(
+        (new.len(), world.row(new[0]).place(), world.row(all[0]).place()),
+        (1, Some(0), None)
+    );
+    world.driver.liveness(&node, fsm::Liveness::Initializing);
+    world.driver.sync(&node);
+    world.driver.readiness(&node, fsm::node::Readiness::Ok);
+    assert_eq!(world.row(all[0]).place(), Some(2));
+}
+
+/// What goes silent with many others serves still, as far as anybody knows: also one whose place was
+/// filled before the others went.
+#[test]
+fn in_a_mass_loss_every_member_has_a_place() {
+    let mut world = World::group(|_| {});
+    let all = world.filled(2 * UNIT);
+    let names: Vec<_> = all.iter().map(|id| name(*id)).collect();
+    world.driver.liveness(&names[0], fsm::Liveness::Down);
+    let now = world.at();
+    world.fleet.restore(now, &world.driver.state);
+    world.pass(2_000);
+    world.make_and_boot();
+    assert_eq!(world.row(all[0]).place(), None);
+    for other in ["x", "y"] {
+        world.driver.node(other);
+    }
+    for name in [&*names[1], "x", "y"] {
+        world.driver.liveness(name, fsm::Liveness::Down);
+    }
+    assert!(world.driver.state.mass_loss().is_some());
+    let mut places: Vec<_> =
+        world.driver.state.active_members("web").iter().map(|row| row.place()).collect();
+    places.sort_unstable();
+    assert_eq!(places, [Some(0), Some(1), Some(2)]);
+}

@@ -254,6 +254,38 @@ fn a_job_that_is_not_helped_gets_no_second_machine() {
     assert_eq!(world.rows().len(), 1, "the pool has changed");
 }
 
+/// What did not help is tried again after a time that doubles, since the provider's machines may be
+/// others by then; the job says when.
+#[test]
+fn what_did_not_help_is_tried_again() {
+    let mut world = World::with(liar());
+    world.register(picky("web"));
+    world.make_and_boot();
+    let why = world.waits_for("web");
+    assert!(why.contains("others hold it; tried again at "), "{why}");
+    let mut made_at = Vec::new();
+    let mut last = None;
+    for minute in 0..230 {
+        let made = world.make();
+        last = made.first().copied().or(last);
+        made_at.extend(made.iter().map(|_| minute));
+        if made_at.len() == 4 {
+            break;
+        }
+        for id in made {
+            world.boot(id);
+        }
+        world.destroy();
+        world.pass(MINUTE);
+    }
+    let pauses: Vec<u64> = made_at.windows(2).map(|two| two[1] - two[0]).collect();
+    assert!(matches!(pauses[..], [28..=34, 55..=65, 110..=125]), "{made_at:?}");
+    let id = last.unwrap();
+    // A machine that has what the type declares.
+    world.boot_with(id, &[("gpu", "1")]);
+    assert_eq!(world.running("web"), 1);
+}
+
 /// A list that is older than one that was taken changes nothing; intents above the pool's max are
 /// not taken, whoever proposes them.
 #[test]

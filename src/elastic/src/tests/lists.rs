@@ -32,6 +32,7 @@ fn machines_are_given_the_tags_of_their_rows() {
     let command = fsm::pool::SetInstanceBehavior {
         id: ids[0],
         behavior: Behavior::Hold,
+        deadline_ms: None,
         by: "alice".into(),
         reason: "".into(),
         evaluation_ids: Vec::new(),

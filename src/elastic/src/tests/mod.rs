@@ -1,7 +1,11 @@
 //! The fleet over the real state machine and the real scheduler; only the provider is scripted: a
 //! test answers its calls.
 
+mod choice;
+mod failures;
 mod groups;
+mod guards;
+mod health;
 mod limits;
 mod lists;
 mod lives;
@@ -9,6 +13,7 @@ mod operators;
 mod outcomes;
 mod scale;
 mod shown;
+mod system;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -232,14 +237,30 @@ impl World {
 
     /// The agent of an instance registers and is ready.
     fn boot(&mut self, id: InstanceId) {
+        self.boot_with(id, &[]);
+    }
+
+    /// The same, with more attributes than other nodes.
+    fn boot_with(&mut self, id: InstanceId, more: &[(&str, &str)]) {
+        self.register_agent(id, more);
+        let name = name(id);
+        self.driver.readiness(&name, fsm::node::Readiness::Ok);
+        let now = self.at();
+        self.fleet.restore(now, &self.driver.state);
+        self.run();
+    }
+
+    fn register_agent(&mut self, id: InstanceId, more: &[(&str, &str)]) {
         let row = self.row(id);
         let name = name(id);
         let resources = fsm::node::NodeResources {
             total: row.kind.resources(),
             ..description(&name).resources
         };
-        let description =
+        let mut description =
             NodeDescription { pool: row.pool.clone(), resources, ..description(&name) };
+        let more = more.iter().map(|(key, value)| ((*key).into(), (*value).into()));
+        description.attributes.extend(more);
         let command = Command::RegisterNode(RegisterNode {
             instance: Some(fsm::node::InstanceProof { id, token: row.token }),
             node: node_id(&name),
@@ -251,10 +272,6 @@ impl World {
         let reply = self.commit(command);
         assert!(!matches!(reply, Reply::Rejected(_)), "{reply:?}");
         self.driver.sync(&name);
-        self.driver.readiness(&name, fsm::node::Readiness::Ok);
-        let now = self.at();
-        self.fleet.restore(now, &self.driver.state);
-        self.run();
     }
 
     fn make_and_boot(&mut self) -> Vec<InstanceId> {
@@ -355,7 +372,7 @@ fn wakes(gain: &CapacityGain, row: &Evaluation) -> bool {
 }
 
 fn fleet() -> Fleet {
-    Fleet::new(FleetConfig::default(), ["fake".into()].into())
+    Fleet::new(FleetConfig::default(), [("fake".into(), fsm::limits::PROVIDER_CREATES)].into())
 }
 
 fn name(id: InstanceId) -> String {

@@ -5,7 +5,7 @@ use fsm::pool::Behavior;
 use super::*;
 
 impl World {
-    fn behave(&mut self, id: InstanceId, behavior: Behavior) {
+    pub(super) fn behave(&mut self, id: InstanceId, behavior: Behavior) {
         self.driver.behave(id, behavior);
         let now = self.at();
         self.fleet.restore(now, &self.driver.state);
@@ -179,4 +179,37 @@ fn a_minimum_is_kept() {
     world.pass(10 * MINUTE);
     assert_eq!(world.rows().len(), 2);
     assert!(ids.iter().all(|id| world.cause(*id).is_none()));
+}
+
+/// What the pool drains itself runs again when the file is put right, or when others went so that
+/// the pool has room; what an operator drains goes on draining.
+#[test]
+fn a_pools_own_drain_ends_with_its_reason() {
+    let mut world = World::new(3);
+    world.job("web", 3);
+    let ids = world.make_and_boot();
+    world.set_pool(|pool| pool.max = 1);
+    world.pass(6_000);
+    let drained = |world: &World| -> Vec<InstanceId> {
+        ids.iter().copied().filter(|id| world.row(*id).behavior == Behavior::Drain).collect()
+    };
+    assert_eq!(drained(&world).len(), 2);
+    world.set_pool(|pool| pool.max = 3);
+    world.pass(6_000);
+    assert_eq!(drained(&world), [], "there is room again");
+    let declared = world.driver.state.instance_pools().get(&"p".into()).unwrap().types.clone();
+    world.set_pool(|pool| {
+        pool.types = [("large".into(), large().into())].into();
+    });
+    world.pass(6_000);
+    assert_eq!(drained(&world).len(), 3);
+    world.behave(ids[0], Behavior::Drain);
+    world.set_pool(|pool| pool.types = declared);
+    world.pass(6_000);
+    assert_eq!(drained(&world), [ids[0]], "an operator wants that one gone");
+    let row = world.row(ids[1]);
+    assert_eq!(
+        (&*row.behavior_by, &*row.behavior_reason),
+        ("pool", "the pool has room for it again")
+    );
 }

@@ -162,7 +162,7 @@ fn a_machine_of_a_gone_intent_is_destroyed_although_its_entry_was_lost() {
         outcome: fsm::pool::CreateOutcome::Failed {
             class: fsm::pool::LimitClass::Fatal,
             scope: fsm::pool::LimitScope::All,
-            for_ms: 0,
+            for_ms: Some(0),
             detail: "".into(),
         },
     }));

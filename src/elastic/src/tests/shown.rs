@@ -32,6 +32,7 @@ fn each_step_of_an_instance_is_told() {
     let command = fsm::pool::SetInstanceBehavior {
         id,
         behavior: fsm::pool::Behavior::Hold,
+        deadline_ms: None,
         by: "alice".into(),
         reason: "disk".into(),
         evaluation_ids: Vec::new(),

@@ -3,7 +3,7 @@
 //! What a leader proposes late or twice is judged here once more: no intent above the step, the
 //! group's max or what is desired, and no drain of what is needed.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{CapacityGroup, MemberDrain, MemberPhase, MoveMembers, Pace};
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     command::{Rejection, Reply},
     id::{EvaluationId, InstanceId, Text},
     limits,
+    plant::{Plant, is_planted},
     pool::{Behavior, Instance, InstancePool},
 };
 
@@ -182,6 +183,36 @@ impl Turn<'_> {
             return invalid(format!("capacity group \"{name}\" has made its step"));
         }
         Ok(Arc::clone(group))
+    }
+
+    /// A member that begins to serve has a place from then on: the lowest that nobody has who serves
+    /// or may come to it again. That of one that is away or ends is filled before a new one is opened.
+    pub(crate) fn take_place(&mut self, id: InstanceId) {
+        let Ok(mut row) = self.instance(id) else { return };
+        let Some(member) = row.member.as_mut().filter(|member| member.place.is_none()) else {
+            return;
+        };
+        let is_kept = |other: &Arc<Instance>| match self.state.member_phase(other) {
+            MemberPhase::Away | MemberPhase::Ending => false,
+            MemberPhase::Coming
+            | MemberPhase::Active
+            | MemberPhase::Apart
+            | MemberPhase::Draining => true,
+        };
+        let others = self.state.members_of(&member.group).filter(|other| other.id != id);
+        let (kept, left): (Vec<_>, Vec<_>) = others.cloned().partition(is_kept);
+        let taken: BTreeSet<u32> = kept.iter().filter_map(|other| other.place()).collect();
+        let free =
+            (0..u32::MAX).find(|place| !taken.contains(place) || is_planted(Plant::PlaceTwice));
+        member.place = free;
+        for other in left.into_iter().filter(|other| other.place() == free) {
+            let mut other = (*other).clone();
+            if let Some(member) = &mut other.member {
+                member.place = None;
+            }
+            self.put_instance(other);
+        }
+        self.put_instance(row);
     }
 
     /// Notes that a member was asked for.

@@ -133,6 +133,9 @@ pub struct Member {
     pub group: Text,
     /// None: it serves, or will.
     pub drain: Option<MemberDrain>,
+    /// Its place among those that serve, from 0; none: it has not served yet, or another one has its
+    /// place since it was away. Invariant: no two members that may serve have the same.
+    pub place: Option<u32>,
 }
 
 /// The drain of a member.

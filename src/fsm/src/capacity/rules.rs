@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{BusyRule, CapacityGroup, CapacityTarget, Dimension, MemberDrain, Prediction};
+use super::{
+    BusyRule, CapacityGroup, CapacitySource, CapacityTarget, Dimension, MemberDrain, Prediction,
+};
 use crate::{
     id::{Text, TimeMs},
     limits,
@@ -157,6 +159,14 @@ impl MemberPhase {
     }
 }
 
+impl CapacitySource {
+    /// A source that fell silent may begin anew in a lower epoch: it has lost what it counted by. A
+    /// word of the epoch that expired is late, whenever it comes.
+    pub fn may_begin_anew(&self, epoch: u64) -> bool {
+        self.expired_at > 0 && epoch < self.epoch
+    }
+}
+
 impl CapacityTarget {
     /// Members that count for the step that the group is in.
     pub fn asked_lately(&self, group: &CapacityGroup, now: TimeMs) -> u32 {
@@ -197,6 +207,13 @@ impl Instance {
     }
 }
 
+impl Instance {
+    /// Its place among the members of its group.
+    pub fn place(&self) -> Option<u32> {
+        self.member.as_ref()?.place
+    }
+}
+
 impl State {
     /// A declared group and its pool.
     pub fn capacity_group(&self, name: &str) -> Option<(&Arc<InstancePool>, &Arc<CapacityGroup>)> {
@@ -210,11 +227,11 @@ impl State {
         ids.filter_map(|id| self.instances.get(id))
     }
 
-    /// Members that serve, oldest first: what a reader of the group is given.
+    /// Members that serve, by their places: what a reader of the group is given.
     pub fn active_members(&self, group: &str) -> Vec<Arc<Instance>> {
         let is_active = |row: &&Arc<Instance>| self.member_phase(row) == MemberPhase::Active;
         let mut rows: Vec<_> = self.members_of(group).filter(is_active).cloned().collect();
-        rows.sort_by_key(|row| (row.bound_at, row.create_index, row.id));
+        rows.sort_by_key(|row| (row.place().unwrap_or(u32::MAX), row.id));
         rows
     }
 

@@ -38,7 +38,7 @@ fn declare(driver: &mut Driver, groups: Vec<CapacityGroup>) {
 fn upsert(pool: &str, groups: Vec<CapacityGroup>) -> Command {
     let groups = groups.into_iter().map(|group| (group.name.clone(), Arc::new(group))).collect();
     let pool = InstancePool { max: 10, groups, ..instance_pool(pool) };
-    UpsertInstancePool { pool, enforce_index: None }.into()
+    UpsertInstancePool { pool: pool.into(), enforce_index: None }.into()
 }
 
 fn refused(driver: &mut Driver, command: impl Into<Command>) -> String {
@@ -170,6 +170,26 @@ fn an_older_word_is_refused_with_the_newest_known() {
     driver.at_seconds(29);
     expire(&mut driver, &["lb1"], &[]);
     assert_eq!(driver.state.capacity_sources().get(&"lb1".into()).unwrap().expired_at, 0);
+}
+
+/// A balancer that has lost what it counted by begins anew in a lower epoch: refused while its last
+/// word holds, taken once that has expired. A late word of the old epoch is late all the same.
+#[test]
+fn a_lower_epoch_is_taken_when_the_last_word_has_expired() {
+    let mut driver = with_groups(|_| {});
+    driver.accept(word("lb1", 900, 7, &[("web", 6_000)]));
+    driver.at_seconds(9);
+    let stale = Rejection::StaleRequirements { name: "lb1".into(), epoch: 900, seq: 7 };
+    assert_eq!(driver.reject(word("lb1", 3, 1, &[("web", 5_000)])), stale);
+    driver.at_seconds(11);
+    expire(&mut driver, &["lb1"], &[]);
+    assert_eq!(driver.reject(word("lb1", 900, 6, &[("web", 1)])), stale);
+    driver.accept(word("lb1", 3, 1, &[("web", 5_000)]));
+    assert_eq!(required(&driver, "web"), (5_000, 1));
+    let newest = Rejection::StaleRequirements { name: "lb1".into(), epoch: 3, seq: 1 };
+    assert_eq!(driver.reject(word("lb1", 2, 9, &[("web", 1)])), newest);
+    driver.accept(word("lb1", 901, 1, &[("web", 4_000)]));
+    assert_eq!(required(&driver, "web"), (4_000, 1));
 }
 
 /// FN-08 (a silent source counts until its time is over, and is dropped exactly once).

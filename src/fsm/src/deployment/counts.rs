@@ -93,7 +93,7 @@ impl Turn<'_> {
         // One that makes up for another brings the deployment no further than it was.
         let progress = group.healthy > group.healthy_max;
         group.healthy_max = group.healthy_max.max(group.healthy);
-        if progress || (is.placed && !was.placed && group.require_progress_by.is_none()) {
+        if progress {
             group.extend(self.at);
         }
         let fails = is.unhealthy

@@ -11,6 +11,7 @@
 mod commands;
 mod counts;
 mod goals;
+mod room;
 mod row;
 mod transitions;
 

@@ -1,6 +1,6 @@
 //! Deployments: the rollout of one version of a job, and what an allocation knows of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -83,8 +83,7 @@ pub struct DeploymentGroup {
     pub auto_promote: bool,
     /// Longest time without progress, ms; 0: the first unhealthy allocation fails the deployment.
     pub progress_deadline_ms: u64,
-    /// The next allocation must be healthy by this log time; none: nothing was placed yet, or there
-    /// is no deadline.
+    /// The next allocation must be healthy by this log time; none: there is no deadline.
     pub require_progress_by: Option<TimeMs>,
     pub promoted: bool,
     pub goal: DeploymentGoal,
@@ -100,7 +99,7 @@ pub struct DeploymentGroup {
     pub healthy_canaries: u32,
     /// The most that were healthy at a time: progress is what goes beyond it.
     pub healthy_max: u32,
-    /// Instances wait for room: that is no lack of progress.
+    /// Instances wait for room: the deadline holds on while machines for them are on their way.
     pub waits_for_room: bool,
     /// Since when nothing is missing: it is complete or has no nodes, or all canaries are healthy and
     /// wait for their promotion. That is no lack of progress either, and the deadline moves by it when one is lost.
@@ -108,15 +107,17 @@ pub struct DeploymentGroup {
 }
 
 impl DeploymentGroup {
-    pub(super) fn new(update: &UpdateStrategy, goal: DeploymentGoal) -> Self {
-        Self {
+    pub(super) fn new(update: &UpdateStrategy, goal: DeploymentGoal, at: TimeMs) -> Self {
+        let mut group = Self {
             auto_revert: update.auto_revert,
             auto_promote: update.auto_promote,
             progress_deadline_ms: update.progress_deadline_ms,
             goal,
             canaries_max: goal.canaries,
             ..Self::default()
-        }
+        };
+        group.extend(at);
+        group
     }
 
     /// Canaries come first, and nobody has promoted them yet.
@@ -163,9 +164,9 @@ impl DeploymentGroup {
         }
     }
 
-    /// When it fails unless it makes progress; none: it waits, or has no deadline.
-    fn deadline(&self) -> Option<TimeMs> {
-        self.require_progress_by.filter(|_| !self.waits_for_room && !self.lacks_nothing())
+    /// When it fails unless it makes progress; none: nothing is missing, or it has no deadline.
+    pub(super) fn deadline(&self) -> Option<TimeMs> {
+        self.require_progress_by.filter(|_| !self.lacks_nothing())
     }
 
     /// Progress was made, or begins anew, at `at`.
@@ -251,22 +252,15 @@ impl Deployment {
         }
     }
 
-    /// When it fails unless it makes progress. None: it is paused or over, or waits for a person to
-    /// promote canaries that are healthy, or for room, or has no deadline.
+    /// When it fails unless it makes progress, or waits for machines ([`State::late_groups`]). None: it
+    /// is paused or over, or waits for a person to promote canaries that are healthy, or has no deadline.
+    ///
+    /// [`State::late_groups`]: crate::State::late_groups
     pub fn progress_deadline(&self) -> Option<TimeMs> {
         if self.status != DeploymentStatus::Running {
             return None;
         }
         self.groups.values().filter_map(DeploymentGroup::deadline).min()
-    }
-
-    /// Groups whose time without progress is over at `at`.
-    pub(super) fn late_groups(&self, at: TimeMs) -> BTreeSet<Text> {
-        let late = self
-            .groups
-            .iter()
-            .filter(|(_, group)| group.deadline().is_some_and(|deadline| deadline <= at));
-        late.map(|(name, _)| name.clone()).collect()
     }
 
     /// What is said of one that runs.

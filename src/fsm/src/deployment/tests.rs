@@ -13,10 +13,13 @@ use super::{
 use crate::{
     allocation::{ClientStatus, Replacement},
     command::{Command, Reply},
-    evaluation::Trigger,
+    evaluation::{Evaluation, EvaluationStatus, Metrics, Trigger},
     gc::{CollectGarbage, Cutoffs},
     id::{AllocationId, DeploymentId, EvaluationId},
-    job::{JobSpec, MarkJobVersion, RegisterJob, ReschedulePolicy, UpdateStrategy, VersionMark},
+    job::{
+        JobKind, JobSpec, MarkJobVersion, RegisterJob, ReschedulePolicy, ScaleJob, UpdateStrategy,
+        VersionMark,
+    },
     limits,
     plan::Plan,
     testing::{Driver, GROUP, START_MS, job_key, rolling_job, stop_allocation},
@@ -80,6 +83,35 @@ impl Rollout {
         outcome.queued = BTreeMap::from([(GROUP.into(), count)]);
         outcome.waiting = current.then(|| GROUP.into()).into_iter().collect();
         assert!(self.driver.commit_plan(plan).outcome_taken);
+    }
+
+    /// As [`Self::queued`], with the evaluation that waits for the room.
+    fn blocked(&mut self, count: u32) {
+        let mut plan = self.plan();
+        let id = self.driver.evaluation_id();
+        let mut row =
+            Evaluation::new(id, plan.job.clone(), JobKind::Service, 50, Trigger::QueuedAllocs);
+        row.status = EvaluationStatus::Blocked;
+        let metrics = Metrics {
+            nodes_evaluated: 4,
+            dimension_exhausted: BTreeMap::from([("memory".into(), 3)]),
+            constraint_filtered: BTreeMap::from([("${attr.cpu.arch} = arm64".into(), 1)]),
+            ..Metrics::default()
+        };
+        row.failed_groups.insert(GROUP.into(), metrics);
+        let outcome = plan.outcome.as_mut().expect("it has one");
+        outcome.queued = BTreeMap::from([(GROUP.into(), count)]);
+        outcome.waiting = BTreeSet::from([GROUP.into()]);
+        outcome.failed_groups = row.failed_groups.clone();
+        outcome.evaluations.push(row);
+        assert!(self.driver.commit_plan(plan).outcome_taken);
+    }
+
+    /// Its deadline is said to have passed, so many seconds after the start.
+    fn expire(&mut self, id: DeploymentId, seconds: u64) -> DeploymentStatus {
+        self.driver.at_seconds(seconds);
+        self.driver.accept(ExpireDeployments { ids: vec![id] }.into());
+        self.row(id).status
     }
 
     fn plan(&mut self) -> Plan {
@@ -403,7 +435,15 @@ fn canaries_are_promoted_by_themselves_when_all_are_healthy() {
     assert!(rollout.row(id).groups[GROUP].promoted);
     assert_eq!(rollout.status(id), (DeploymentStatus::Running, "Deployment is running"));
     assert!(rollout.steps() > 0);
+    // To promote it once more changes nothing, and has the job looked at.
     let again = promote(id, &mut rollout.driver);
+    let evaluation = again.evaluation;
+    let before = rollout.row(id).groups.clone();
+    let reply = rollout.driver.accept(again.into());
+    assert_eq!(reply, Reply::Deployment { evaluation: Some(evaluation), reverted_to: None });
+    assert_eq!(rollout.row(id).groups, before);
+    let none = rollout.begin(version("three", 3, |_| {}), 0);
+    let again = promote(none, &mut rollout.driver);
     assert_eq!(rollout.reject(again), "no canaries to promote");
 }
 
@@ -471,7 +511,7 @@ fn without_a_stable_version_there_is_no_way_back() {
     assert_eq!(rollout.reject(unknown), "deployment not found");
 }
 
-/// The deadline counts from the first placement, moves with each healthy instance, and not while
+/// The deadline counts from the beginning, moves with each healthy instance, and not while
 /// the deployment is paused. A command that comes early changes nothing.
 #[test]
 fn a_deployment_without_progress_fails_at_its_deadline() {
@@ -479,11 +519,11 @@ fn a_deployment_without_progress_fails_at_its_deadline() {
     rollout.driver.at_seconds(1_000);
     let spec = version("one", 3, |update| update.progress_deadline_ms = 60_000);
     let id = rollout.begin(spec, 0);
-    assert_eq!(rollout.row(id).progress_deadline(), None, "it waits for room");
+    assert_eq!(rollout.deadline(id), Some(1_060_000));
     rollout.driver.at_seconds(1_010);
     let a = rollout.place(0, false);
     let b = rollout.place(1, false);
-    assert_eq!(rollout.deadline(id), Some(1_070_000));
+    assert_eq!(rollout.deadline(id), Some(1_060_000));
     rollout.driver.at_seconds(1_050);
     rollout.driver.report_health(a, Running, true);
     assert_eq!(rollout.deadline(id), Some(1_110_000));
@@ -570,6 +610,10 @@ fn the_time_of_a_group_that_is_complete_stands_still() {
     let mut other = spec.groups[0].clone();
     (other.name, other.reschedule) = ("other".into(), Some(policy(true)));
     spec.groups.push(other);
+    // The other one has no time of its own.
+    if let Some(update) = &mut spec.groups[0].update {
+        update.progress_deadline_ms = 0;
+    }
     let id = rollout.begin(spec, 0);
     let one = rollout.place_in("other", 0, false);
     rollout.driver.at_seconds(1_010);
@@ -607,6 +651,9 @@ fn only_a_group_that_fails_takes_its_job_back() {
         let mark = VersionMark::Stable { version: 0, stable: true };
         rollout.driver.accept(MarkJobVersion { job: job_key("t"), mark }.into());
         let id = rollout.begin(spec("two"), 0);
+        let sibling = if group == GROUP { "other" } else { GROUP };
+        let healthy = rollout.place_in(sibling, 0, false);
+        rollout.driver.report_health(healthy, Running, true);
         let one = rollout.place_in(group, 0, false);
         fail(&mut rollout, id, one);
         assert_eq!(rollout.status(id).0, DeploymentStatus::Failed);
@@ -650,24 +697,113 @@ fn nothing_expires_while_canaries_wait_for_their_promotion() {
     assert_eq!(rollout.row(id).progress_deadline(), Some(now + 60_000));
 }
 
-/// Instances that find no room are no lack of progress; the time counts from when they have found it.
+/// Instances that find no room are a lack of progress, also if not one of them found any. The time
+/// counts anew from when they have found it, and what fails says what is short.
 #[test]
-fn nothing_expires_while_instances_wait_for_room() {
+fn a_deployment_that_finds_no_room_fails_at_its_deadline() {
+    for placed in [0, 1] {
+        let mut rollout = Rollout::default();
+        rollout.driver.at_seconds(1_000);
+        let id = rollout.begin(version("one", 3, |update| update.progress_deadline_ms = 60_000), 0);
+        for number in 0..placed {
+            rollout.place(number, false);
+        }
+        rollout.blocked(2);
+        assert_eq!(rollout.deadline(id), Some(1_060_000));
+        assert_eq!(rollout.expire(id, 1_059), DeploymentStatus::Running);
+        // One of an older version says nothing about this one.
+        rollout.queued(1, false);
+        assert_eq!(rollout.deadline(id), Some(1_119_000));
+        rollout.driver.at_seconds(1_100);
+        rollout.queued(2, false);
+        assert_eq!(rollout.deadline(id), Some(1_119_000));
+        rollout.blocked(2);
+        assert_eq!(rollout.expire(id, 1_119), DeploymentStatus::Failed);
+        assert_eq!(
+            rollout.status(id).1,
+            "Failed due to progress deadline - no room for 2 instances of group \"web\": memory \
+             exhausted on 3 nodes, \"${attr.cpu.arch} = arm64\" filters 1 node"
+        );
+        let scale = ScaleJob {
+            job: job_key("t"),
+            group: GROUP.into(),
+            count: Some(1),
+            enforce_index: None,
+            message: "".into(),
+            error: false,
+            meta_json: "".into(),
+            evaluation: rollout.driver.evaluation_id(),
+        };
+        rollout.driver.accept(scale.into());
+    }
+}
+
+/// A machine that was asked for in time keeps the deployment from failing until its own deadline, and
+/// for a moment after it came. One of another pool, one that was asked for too late and one that goes
+/// do not.
+#[test]
+fn a_deployment_waits_for_a_machine_that_comes() {
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Machine {
+        InTime,
+        TooLate,
+        Elsewhere,
+        Goes,
+    }
+    for machine in [Machine::InTime, Machine::TooLate, Machine::Elsewhere, Machine::Goes] {
+        let mut rollout = Rollout::default();
+        for pool in ["burst", "other"] {
+            rollout.driver.instance_pool(pool, |_| {});
+        }
+        rollout.driver.at_seconds(1_000);
+        let mut spec = version("one", 1, |update| update.progress_deadline_ms = 60_000);
+        spec.node_pool = "burst".into();
+        let id = rollout.begin(spec, 0);
+        rollout.blocked(1);
+        let asked = if machine == Machine::TooLate { 1_061 } else { 1_050 };
+        rollout.driver.at_seconds(asked);
+        let pool = if machine == Machine::Elsewhere { "other" } else { "burst" };
+        let instance = rollout.driver.request_instance(pool, "small");
+        if machine == Machine::Goes {
+            rollout.driver.behave(instance, crate::pool::Behavior::Drain);
+        }
+        let waits = machine == Machine::InTime;
+        let expected = if waits { DeploymentStatus::Running } else { DeploymentStatus::Failed };
+        assert_eq!(rollout.expire(id, 1_062), expected, "{machine:?}");
+        if waits {
+            let deadline = rollout.driver.instance_row(instance).deadline_at - START_MS;
+            assert_eq!(rollout.expire(id, deadline / 1_000 - 1), expected);
+            assert_eq!(rollout.expire(id, deadline / 1_000), DeploymentStatus::Failed);
+        }
+    }
+}
+
+/// Its node is bound, and the pass that places something there comes.
+#[test]
+fn a_machine_that_has_just_come_is_waited_for() {
     let mut rollout = Rollout::default();
+    rollout.driver.instance_pool("burst", |_| {});
     rollout.driver.at_seconds(1_000);
-    let id = rollout.begin(version("one", 3, |update| update.progress_deadline_ms = 60_000), 0);
-    rollout.place(0, false);
-    rollout.queued(2, true);
-    assert_eq!(rollout.deadline(id), None);
-    rollout.driver.at_seconds(2_000);
-    rollout.queued(1, true);
-    assert_eq!(rollout.deadline(id), None);
-    // One of an older version says nothing about this one.
-    rollout.queued(1, false);
-    assert_eq!(rollout.deadline(id), Some(2_060_000));
-    rollout.driver.at_seconds(2_010);
-    rollout.queued(2, false);
-    assert_eq!(rollout.deadline(id), Some(2_060_000));
+    let mut spec = version("one", 1, |update| update.progress_deadline_ms = 60_000);
+    spec.node_pool = "burst".into();
+    let id = rollout.begin(spec, 0);
+    rollout.blocked(1);
+    let instance = rollout.driver.instance("burst", "small", "b");
+    let bound = (rollout.driver.instance_row(instance).bound_at - START_MS) / 1_000;
+    assert_eq!(bound, 1_000);
+    let last = bound + limits::FIRST_WORK_MS / 1_000;
+    assert!(last < 1_060, "it is over before the deadline");
+    assert_eq!(rollout.expire(id, 1_060), DeploymentStatus::Failed);
+    let mut rollout = Rollout::default();
+    rollout.driver.instance_pool("burst", |_| {});
+    rollout.driver.at_seconds(1_000);
+    let mut spec = version("one", 1, |update| update.progress_deadline_ms = 20_000);
+    spec.node_pool = "burst".into();
+    let id = rollout.begin(spec, 0);
+    rollout.blocked(1);
+    rollout.driver.instance("burst", "small", "b");
+    assert_eq!(rollout.expire(id, 1_029), DeploymentStatus::Running);
+    assert_eq!(rollout.expire(id, 1_030), DeploymentStatus::Failed);
 }
 
 /// Room that is lacking before and after a version is lacking for its deployment too.
@@ -686,7 +822,7 @@ fn a_version_waits_for_room_as_the_one_before_did() {
         outcome.queued = BTreeMap::from([(GROUP.into(), 2)]);
         outcome.waiting = BTreeSet::from([GROUP.into()]);
         assert!(rollout.driver.commit_plan(plan).outcome_taken);
-        assert_eq!(rollout.deadline(id), None, "{user}");
+        assert!(rollout.row(id).groups[GROUP].waits_for_room, "{user}");
     }
 }
 
@@ -864,4 +1000,42 @@ fn a_rollout_ends_the_same_with_changes_of_leaders() {
         let row = driver.state.deployments().iter().next().expect("it is kept");
         assert_eq!(row.status, DeploymentStatus::Successful);
     });
+}
+
+/// Whoever follows an evaluation follows the deployment that it belongs to: also of a version that is
+/// registered again after it has failed or succeeded, and of a job that is stopped or purged.
+#[test]
+fn an_evaluation_names_the_deployment_that_it_belongs_to() {
+    let complete = |rollout: &mut Rollout, evaluation| {
+        let plan = rollout.driver.plan(evaluation);
+        assert!(rollout.driver.commit_plan(plan).outcome_taken);
+        rollout.driver.evaluation(evaluation).deployment
+    };
+    for failed in [true, false] {
+        let mut rollout = Rollout::default();
+        let id = rollout.begin(version("one", 1, |_| {}), 0);
+        let one = rollout.place(0, false);
+        if failed {
+            let evaluation = rollout.driver.evaluation_id();
+            rollout.driver.accept(FailDeployment { id, evaluation }.into());
+            assert_eq!(
+                rollout.driver.evaluation(evaluation).deployment,
+                Some(id),
+                "from the start"
+            );
+        } else {
+            rollout.driver.report_health(one, Running, true);
+        }
+        let again = rollout.driver.register_job(version("one", 1, |_| {}));
+        assert_eq!(rollout.driver.evaluation(again).deployment, None);
+        assert_eq!(complete(&mut rollout, again), Some(id));
+        let asked = rollout.driver.evaluate_job("t");
+        assert_eq!(complete(&mut rollout, asked), Some(id));
+        let other = rollout.driver.register_job(version("two", 1, |_| {}));
+        assert_eq!(complete(&mut rollout, other), None, "the new version has none yet");
+        for purge in [false, true] {
+            let stop = rollout.driver.deregister_job("t", purge).expect("it makes one");
+            assert_eq!(complete(&mut rollout, stop), Some(id), "{purge}");
+        }
+    }
 }

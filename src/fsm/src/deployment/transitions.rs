@@ -48,6 +48,16 @@ impl State {
             .max_by_key(|row| (row.create_index, row.id))
     }
 
+    /// The deployment that an evaluation of a job belongs to: the newest of the job's version, or the
+    /// newest that there was when the job is stopped or gone. It may be over: a version that has failed
+    /// has failed for whoever registers it again.
+    pub fn deployment_to_follow(&self, key: &JobKey) -> Option<DeploymentId> {
+        match self.jobs.get(key).filter(|job| !job.stop) {
+            Some(job) => self.current_deployment(job).map(|row| row.id),
+            None => self.deployments_of_job(key).first().map(|row| row.id),
+        }
+    }
+
     /// Allocations that belong to a deployment, by id.
     pub fn allocations_of_deployment<'a>(
         &'a self,
@@ -112,7 +122,7 @@ impl Turn<'_> {
             .iter()
             .filter_map(|(name, goal)| {
                 let update = spec.group(name)?.update.as_ref()?;
-                Some((name.clone(), DeploymentGroup::new(update, *goal)))
+                Some((name.clone(), DeploymentGroup::new(update, *goal, self.at)))
             })
             .collect();
         if groups.is_empty() {
@@ -178,7 +188,7 @@ impl Turn<'_> {
         self.put_deployment(row);
     }
 
-    /// Notes for which groups instances of the current version wait for room. The time without progress counts from when none does.
+    /// Notes for which groups instances of the current version wait for room. The time without progress counts anew from when none does.
     pub(crate) fn note_room(&mut self, job: &Job, waiting: &BTreeSet<Text>) {
         let row = self.state.current_deployment(job).filter(|row| row.is_active());
         let Some(row) = row else { return };
@@ -190,7 +200,7 @@ impl Turn<'_> {
         let mut row = (**row).clone();
         for (name, group) in &mut row.groups {
             let waits = waits(name);
-            if group.waits_for_room && !waits && group.require_progress_by.is_some() {
+            if group.waits_for_room && !waits {
                 group.extend(self.at);
             }
             group.waits_for_room = waits;
@@ -253,6 +263,7 @@ impl Turn<'_> {
         let (kind, _, job_modify_index) = self.state.to_evaluate(job)?;
         let mut row = Evaluation::new(id, job.clone(), kind, priority, Trigger::DeploymentWatcher);
         row.job_modify_index = job_modify_index;
+        row.deployment = self.state.deployment_to_follow(job);
         self.put_evaluation(row);
         Some(id)
     }
@@ -363,12 +374,15 @@ impl Turn<'_> {
                 return Err(Rejection::Invalid(message.into()));
             }
         }
-        let mut asked = 0u32;
+        // What is promoted is not promoted again, but looked at, as in Nomad.
+        let mut asked = row.groups.iter().any(|(name, group)| {
+            group.promoted && groups.is_none_or(|groups| groups.contains(name))
+        });
         for (name, group) in &row.groups {
             if !group.is_to_promote() || groups.is_some_and(|groups| !groups.contains(name)) {
                 continue;
             }
-            asked = asked.saturating_add(1);
+            asked = true;
             if !group.has_healthy_canaries() {
                 let (healthy, wanted) = (group.healthy_canaries, group.goal.canaries);
                 let message =
@@ -376,7 +390,7 @@ impl Turn<'_> {
                 return Err(Rejection::Invalid(message.into()));
             }
         }
-        if asked == 0 {
+        if !asked {
             return Err(Rejection::Invalid("no canaries to promote".into()));
         }
         let (job, priority) = (row.job.clone(), row.priority);
@@ -417,9 +431,7 @@ impl Turn<'_> {
         if was_paused {
             // What was done before the pause is no reason to fail after it.
             for group in row.groups.values_mut() {
-                if group.require_progress_by.is_some() {
-                    group.extend(self.at);
-                }
+                group.extend(self.at);
             }
         }
         self.put_deployment(row);
@@ -470,15 +482,18 @@ impl Turn<'_> {
 
     pub(crate) fn expire_deployments(&mut self, command: &ExpireDeployments) -> Reply {
         for id in &command.ids {
-            let due = self
-                .active(*id)
-                .filter(|row| row.progress_deadline().is_some_and(|deadline| deadline <= self.at));
-            if let Some(row) = due {
-                let (job, priority) = (row.job.clone(), row.priority);
-                let late = row.late_groups(self.at);
-                self.fail(row, text::NO_PROGRESS, &late);
-                self.evaluate_deployment(&job, priority);
+            let Some(row) = self.active(*id) else { continue };
+            let late = self.state.late_groups(&row, self.at);
+            if late.is_empty() {
+                continue;
             }
+            let (job, priority) = (row.job.clone(), row.priority);
+            let why = self.state.shortage_of(&row, &late).map_or_else(
+                || text::NO_PROGRESS.to_owned(),
+                |short| format!("{} - {short}", text::NO_PROGRESS),
+            );
+            self.fail(row, &why, &late);
+            self.evaluate_deployment(&job, priority);
         }
         Reply::Done
     }

@@ -190,7 +190,11 @@ pub struct Evaluation {
     pub annotations: BTreeMap<Text, GroupAnnotation>,
     /// Index of the snapshot on which the evaluation was last processed.
     pub snapshot_index: Index,
-    /// The deployment that went on when the evaluation was processed.
+    /// The deployment that the evaluation belongs to, whether or not it is over: who follows the
+    /// evaluation follows that one. Set when it is processed ([`State::deployment_to_follow`]), or by the
+    /// deployment that makes it.
+    ///
+    /// [`State::deployment_to_follow`]: crate::State::deployment_to_follow
     pub deployment: Option<DeploymentId>,
     /// Failed allocations that this evaluation will reschedule.
     pub reschedules: Vec<AllocationId>,
@@ -214,6 +218,19 @@ impl Row for Evaluation {
 }
 
 impl Evaluation {
+    /// Whether it waits at `at`: for room, or for a later time. Nothing looks at its job by it
+    /// meanwhile, so whatever ends the job, or what it waits for, ends it too. One that is pending
+    /// without a time is processed, and ends by that.
+    pub fn waits(&self, at: TimeMs) -> bool {
+        match self.status {
+            EvaluationStatus::Blocked => true,
+            EvaluationStatus::Pending => self.wait_until > at,
+            EvaluationStatus::Complete | EvaluationStatus::Failed | EvaluationStatus::Canceled => {
+                false
+            }
+        }
+    }
+
     /// A pending evaluation; indexes and times are set when it is stored.
     pub fn new(
         id: EvaluationId,

@@ -160,6 +160,52 @@ impl Turn<'_> {
         self.put_evaluation(evaluation);
     }
 
+    /// Cancels the evaluations of a job by which it waits, for room or for a later time: it ends, and
+    /// so does what it waits for.
+    pub(crate) fn cancel_waiting(&mut self, key: &JobKey) {
+        let at = self.at;
+        self.cancel_open(key, "the job was stopped", |_, row| row.waits(at));
+    }
+
+    /// Cancels what is moot after an outcome of a job: its follow-ups of allocations that do not wait
+    /// for them any more, and if `complete`, which is to say that all was placed, also what waits for
+    /// room, and for another attempt at an evaluation that could not be processed.
+    pub(crate) fn cancel_moot(&mut self, of: &Evaluation, complete: bool) {
+        let (at, own, seen) = (self.at, of.id, of.snapshot_index);
+        if complete {
+            self.cancel_open(
+                &of.job,
+                "a later evaluation of the job placed everything",
+                |_, row| {
+                    let again = row.trigger == Trigger::FailedFollowUp && row.create_index <= seen;
+                    row.id != own
+                        && (row.status == EvaluationStatus::Blocked || (row.waits(at) && again))
+                },
+            );
+        }
+        self.cancel_open(&of.job, "nothing waits for it any more", |state, row| {
+            row.waits(at) && !row.reschedules.is_empty() && !state.is_awaited(row)
+        });
+    }
+
+    fn cancel_open(
+        &mut self,
+        key: &JobKey,
+        why: &str,
+        is_moot: impl Fn(&State, &Evaluation) -> bool,
+    ) {
+        let Some(index) = self.state.job_index(key).cloned() else { return };
+        for id in &index.open_evaluations {
+            let Some(row) = self.state.evaluations.get(id).cloned() else { continue };
+            if is_moot(self.state, &row) {
+                let mut row = (*row).clone();
+                row.status = EvaluationStatus::Canceled;
+                row.status_description = why.into();
+                self.put_evaluation(row);
+            }
+        }
+    }
+
     /// Keeps one blocked evaluation per job, or per (job, node) for per-node jobs: cancels the
     /// older one. From here on `newer` is the blocked one.
     pub(crate) fn cancel_replaced(&mut self, newer: &Evaluation, blocked: &mut Blocked) {
@@ -181,6 +227,13 @@ impl Turn<'_> {
 }
 
 impl State {
+    /// Whether a failed allocation waits for its follow-up.
+    fn is_awaited(&self, follow_up: &Evaluation) -> bool {
+        let mut rows =
+            follow_up.reschedules.iter().filter_map(|allocation| self.allocations.get(allocation));
+        rows.any(|row| row.follow_up == Some(follow_up.id) && !row.is_server_terminal())
+    }
+
     /// Whether nothing that runs, or may run again, was placed by an evaluation.
     fn is_evaluation_deletable(&self, row: &Evaluation) -> bool {
         let job = self.jobs.get(&row.job);

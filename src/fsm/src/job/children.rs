@@ -243,7 +243,6 @@ impl Turn<'_> {
             name: child.id,
             priority: child.priority.unwrap_or(spec.priority),
             meta,
-            parameterized: None,
             periodic: None,
             dispatch: child.dispatch,
             ..(**spec).clone()

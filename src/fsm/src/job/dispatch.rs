@@ -49,7 +49,8 @@ impl Turn<'_> {
         let parent = self.state.jobs.get(key).cloned().ok_or_else(|| not_found("job"))?;
         let id = &parent.key.id;
         let spec = self.state.current_spec(&parent).cloned();
-        let Some(block) = spec.as_ref().and_then(|spec| spec.parameterized.clone()) else {
+        let spec = spec.filter(|spec| spec.is_dispatchable());
+        let Some(block) = spec.and_then(|spec| spec.parameterized.clone()) else {
             let remedy = match parent.key.parent() {
                 Some(of) => format!("it is a child of \"{of}\", dispatch that"),
                 None => "add a parameterized block".to_owned(),

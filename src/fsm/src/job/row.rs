@@ -388,7 +388,8 @@ pub struct JobSpec {
     /// Groups, at least one.
     pub groups: Vec<TaskGroup>,
     pub meta: BTreeMap<Text, Text>,
-    /// Set for jobs that start when they are dispatched: they get no evaluation, their children do.
+    /// Set for jobs that start when they are dispatched: they get no evaluation, their children do. Those
+    /// keep it: it says what they may have been given ([`Self::is_dispatchable`]).
     pub parameterized: Option<Parameterized>,
     /// Set for jobs that the clock starts: they get no evaluation, their children do.
     pub periodic: Option<Periodic>,
@@ -399,7 +400,19 @@ pub struct JobSpec {
 impl JobSpec {
     /// Whether it does not run itself, but children of it do.
     pub fn is_parent(&self) -> bool {
-        self.parameterized.is_some() || self.periodic.is_some()
+        self.is_dispatchable() || self.periodic.is_some()
+    }
+
+    /// Whether it starts when it is dispatched, and was not.
+    pub fn is_dispatchable(&self) -> bool {
+        self.parameterized.is_some() && self.dispatch.is_none()
+    }
+
+    /// Meta that a dispatch of it may have had and had not: its tasks see an empty text.
+    pub fn meta_left_out(&self) -> impl Iterator<Item = &Text> {
+        let block = self.parameterized.as_ref().filter(|_| self.dispatch.is_some());
+        let keys = block.into_iter().flat_map(|block| &block.meta_optional);
+        keys.filter(|key| !self.meta.contains_key(*key))
     }
 
     /// The group with that name.

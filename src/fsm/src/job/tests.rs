@@ -515,7 +515,7 @@ fn a_jobs_status_follows_from_what_is_alive() {
         assert_eq!(driver.job_row("t").status, JobStatus::Running, "until it was stopped");
         let plan = crate::Plan { outcome: None, ..driver.plan(stop).stopping(id, None) };
         driver.commit_plan(plan);
-        assert_eq!(driver.job_row("t").status, JobStatus::Pending, "until it was evaluated");
+        assert_eq!(driver.job_row("t").status, JobStatus::Dead, "nothing comes of it any more");
         complete(driver, stop);
         assert_eq!(driver.job_row("t").status, JobStatus::Dead);
     });

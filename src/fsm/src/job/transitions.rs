@@ -16,7 +16,7 @@ use crate::{
     command::{IndexConflict, Rejection, Reply},
     deployment::text,
     effect::Effect,
-    evaluation::{Evaluation, EvaluationStatus, Trigger},
+    evaluation::{Evaluation, Trigger},
     id::{EvaluationId, Index, JobKey, Text, TimeMs},
     limits,
 };
@@ -42,7 +42,8 @@ impl Turn<'_> {
 
     /// Nomad's derivation (facts of the state store). A system job or one that has children runs
     /// until it is stopped. Any other job is running while an allocation is live, pending while an evaluation
-    /// is open or nothing was created for it yet, and dead otherwise.
+    /// is open or nothing was created for it yet, and dead otherwise. Nothing comes of a stopped job: no
+    /// evaluation makes it pending.
     pub(crate) fn derive_job_status(&mut self, key: &JobKey) {
         let Some(job) = self.state.jobs.get(key).cloned() else { return };
         let index = self.state.job_index(key).cloned();
@@ -54,7 +55,7 @@ impl Turn<'_> {
         let runs = if lasting { !job.stop } else { has_live };
         let status = if runs {
             JobStatus::Running
-        } else if !lasting && (has_open || (is_new && !job.stop)) {
+        } else if !lasting && !job.stop && (has_open || is_new) {
             JobStatus::Pending
         } else {
             JobStatus::Dead
@@ -115,7 +116,7 @@ impl Turn<'_> {
         // A parent is never evaluated, so allocations that the job already has would run for ever.
         if let Some(old) = &old {
             let from = nature(old.parameterized, old.periodic.is_some());
-            let to = nature(spec.parameterized.is_some(), spec.periodic.is_some());
+            let to = nature(spec.is_dispatchable(), spec.periodic.is_some());
             if from != to {
                 let message = format!(
                     "cannot change job \"{}\" from {from} to {to}: stop and purge it first",
@@ -129,7 +130,7 @@ impl Turn<'_> {
         }
         self.check_evaluation_id(evaluation)?;
         if stop {
-            self.cancel_blocked(&spec.key, None, "the job was stopped");
+            self.cancel_waiting(&spec.key);
         }
         let job = self.store_job(spec, submission.as_ref(), old.as_deref(), Stored { stop, now_s });
         let made =
@@ -227,7 +228,7 @@ impl Turn<'_> {
         if !unchanged {
             job.stop = stop;
             job.priority = spec.priority;
-            job.parameterized = spec.parameterized.is_some();
+            job.parameterized = spec.is_dispatchable();
             job.periodic = spec.periodic.as_ref().map(|block| {
                 let known = job.periodic.unwrap_or_default();
                 let keeps = old.is_some_and(|old| {
@@ -453,7 +454,7 @@ impl Turn<'_> {
                 Trigger::JobDeregister,
             );
             row.job_modify_index = self.index;
-            self.cancel_blocked(key, None, "the job was stopped");
+            self.cancel_waiting(key);
             self.put_evaluation(row);
             Some(evaluation)
         } else {
@@ -489,6 +490,10 @@ impl Turn<'_> {
     }
 
     pub(crate) fn purge_job(&mut self, job: &Job) {
+        // What runs of an earlier incarnation is stopped by an evaluation, which may wait.
+        if self.state.job_index(&job.key).is_none_or(|index| index.live_names.is_empty()) {
+            self.cancel_waiting(&job.key);
+        }
         self.state.jobs.remove(&job.key, self.changes);
         self.state.unindex_job(job);
         self.note_parent(job);
@@ -569,23 +574,6 @@ impl Turn<'_> {
             return Err(Rejection::Invalid("evaluation id exists already".into()));
         }
         Ok(())
-    }
-
-    /// Cancels the job's blocked evaluations, except `except`.
-    pub(crate) fn cancel_blocked(&mut self, key: &JobKey, except: Option<EvaluationId>, why: &str) {
-        let Some(index) = self.state.job_index(key).cloned() else { return };
-        for id in &index.open_evaluations {
-            if Some(*id) == except {
-                continue;
-            }
-            let Some(row) = self.state.evaluations.get(id).cloned() else { continue };
-            if row.status == EvaluationStatus::Blocked {
-                let mut row = (*row).clone();
-                row.status = EvaluationStatus::Canceled;
-                row.status_description = why.into();
-                self.put_evaluation(row);
-            }
-        }
     }
 }
 

@@ -88,9 +88,15 @@ impl Turn<'_> {
             self.set_liveness(&mut node, Liveness::Ready);
             node.lost_at = None;
             self.record(&mut node, NodeChange::Ready, "Node is ready");
+            if let Some(instance) = node.instance {
+                self.instance_ready(instance.id);
+            }
         }
         if recovers {
             self.end_suspension(&mut node, "Suspension is over: the readiness check succeeded");
+            if let Some(instance) = node.instance {
+                self.instance_ready(instance.id);
+            }
         }
         self.put_check(node.clone(), sequence);
         if !becomes_ready && !recovers {
@@ -211,6 +217,9 @@ impl Turn<'_> {
         let now = node.suspension().map(|now| now.reason);
         if now != old || reason == SuspendReason::Operator {
             self.record(node, NodeChange::Suspended, &message);
+        }
+        if let Some(instance) = node.instance.filter(|_| reason.is_of_check()) {
+            self.instance_not_ready(instance.id, &message.into());
         }
     }
 

@@ -89,6 +89,7 @@ impl Turn<'_> {
             self.put_node(node);
         }
         let create_index = self.index;
+        let lost = nodes.clone();
         self.put_mass_loss(MassLoss {
             since: self.at,
             nodes,
@@ -96,6 +97,13 @@ impl Turn<'_> {
             create_index,
             modify_index: create_index,
         });
+        // Members of capacity groups that are likely there still serve again, and the places of some
+        // may have been filled.
+        for id in lost {
+            if let Some(instance) = self.state.nodes.get(&id).and_then(|node| node.instance) {
+                self.take_place(instance.id);
+            }
+        }
     }
 
     pub(crate) fn end_mass_loss(&mut self, command: &EndMassLoss) -> Outcome {

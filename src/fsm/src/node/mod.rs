@@ -27,8 +27,8 @@ pub use self::{
     row::{
         AgentStart, CapacityGain, CheckResult, Drain, DrainStatus, Driver, Eligibility, GainKey,
         Health, LastDrain, Liveness, MassLoss, MassLossEnd, Node, NodeDescription, NodeEvent,
-        NodeFailure, NodeInstance, NodeResources, OfflineNode, Readiness, Shortage, SuspendReason,
-        Suspension, Tombstone, glob,
+        NodeFailure, NodeInstance, NodeResources, OfflineNode, Readiness, SetAside, Shortage,
+        SuspendReason, Suspension, Tombstone, glob,
     },
     rules::computed_class,
 };

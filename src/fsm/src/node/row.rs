@@ -89,6 +89,14 @@ impl SuspendReason {
         }
     }
 
+    /// A readiness check says no.
+    pub const fn is_of_check(self) -> bool {
+        match self {
+            Self::ReadinessFailed | Self::ReadinessFatal => true,
+            Self::Unhealthy | Self::Flaky | Self::Operator => false,
+        }
+    }
+
     /// What the node last ran may be the cause, so it is not preferred for more of that.
     pub const fn clears_affinity(self) -> bool {
         match self {
@@ -216,6 +224,18 @@ impl Eligibility {
         }
         self
     }
+}
+
+/// A node that a person has taken out of service: no machine judges it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SetAside<'a> {
+    /// How, for sentences.
+    pub word: &'static str,
+    /// As the client gave it.
+    pub by: &'a Text,
+    pub reason: &'a Text,
+    /// None: until a person ends it.
+    pub until: Option<TimeMs>,
 }
 
 /// A drain under way.
@@ -454,6 +474,18 @@ impl Node {
             modify_index: 0,
             events: Vec::new(),
         }
+    }
+
+    /// What a person said who took it out of service; none: nobody did. The ineligibility that a
+    /// drain leaves is no such word.
+    pub fn set_aside(&self) -> Option<SetAside<'_>> {
+        if let Some(one) = self.suspension().filter(|one| one.reason == SuspendReason::Operator) {
+            let Suspension { by, detail, until, .. } = one;
+            return Some(SetAside { word: "suspended", by, reason: detail, until: *until });
+        }
+        let Eligibility { ineligible, by_drain, by, reason, .. } = &self.eligibility;
+        let is_word = *ineligible && !by_drain;
+        is_word.then_some(SetAside { word: "made ineligible", by, reason, until: None })
     }
 
     /// Whether new work may be placed here.

@@ -86,7 +86,10 @@ impl Turn<'_> {
             (node.check, node.check_sequence, node.shortage) = (None, 0, None);
             let message = "Node re-registered with a new incarnation";
             self.record(&mut node, NodeChange::Registered, message);
-            jobs = self.lose_allocations(id, "the agent restarted without its state");
+            jobs = self.lose_allocations(
+                id,
+                "the machine booted, or the agent restarted without its state",
+            );
         }
         let returns = matches!(node.liveness, Liveness::Down | Liveness::Disconnected);
         if reborn || returns {

@@ -379,15 +379,16 @@ impl Turn<'_> {
         row.failed_groups = outcome.failed_groups.clone();
         row.annotations = outcome.annotations.clone();
         row.snapshot_index = plan.snapshot_index;
-        let job = self.state.jobs.get(&plan.job);
-        let deployment = job.and_then(|job| self.state.current_deployment(job));
-        row.deployment = deployment.filter(|row| row.is_active()).map(|row| row.id);
+        row.deployment = self.state.deployment_to_follow(&plan.job);
         if outcome.status == EvaluationStatus::Blocked {
             row.class_eligibility = outcome.class_eligibility.clone();
             row.escaped = outcome.escaped;
         }
         let mut blocked = Blocked::default();
-        for made in &outcome.evaluations {
+        // Of a job that was purged since nothing is to wait: whoever ended it canceled what did.
+        let is_ended = plan.job_create_index != 0 && !self.state.jobs.contains(&plan.job);
+        let at = self.at;
+        for made in outcome.evaluations.iter().filter(|made| !(is_ended && made.waits(at))) {
             if made.status == EvaluationStatus::Blocked {
                 row.blocked = Some(made.id);
             } else {
@@ -398,14 +399,8 @@ impl Turn<'_> {
         if row.status == EvaluationStatus::Blocked {
             self.cancel_replaced(&row, &mut blocked);
         }
-        self.put_evaluation(row);
-        if complete {
-            self.cancel_blocked(
-                &plan.job,
-                Some(plan.evaluation),
-                "a later evaluation of the job placed everything",
-            );
-        }
+        self.put_evaluation(row.clone());
+        self.cancel_moot(&row, complete);
         if let Some(job) = self.state.jobs.get(&plan.job)
             && job.create_index == plan.job_create_index
         {

@@ -9,7 +9,7 @@ use crate::id::{EvaluationId, Index, InstanceId, JobKey, Text, TimeMs};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct UpsertInstancePool {
     /// The pool; its indexes and its pause are set when it is stored.
-    pub pool: InstancePool,
+    pub pool: Box<InstancePool>,
     /// Compare-and-set on its modify index; 0: it must not exist.
     pub enforce_index: Option<Index>,
 }
@@ -64,8 +64,8 @@ pub enum CreateOutcome {
     Failed {
         class: LimitClass,
         scope: LimitScope,
-        /// No creates of the scope for so long, ms.
-        for_ms: u64,
+        /// No creates of the scope for so long, ms; none: the provider does not say.
+        for_ms: Option<u64>,
         detail: Text,
     },
 }
@@ -125,6 +125,8 @@ pub struct ObserveInstances {
 pub struct SetInstanceBehavior {
     pub id: InstanceId,
     pub behavior: Behavior,
+    /// What still runs on it after so long is stopped, ms; of a drain. None: it may run to its end.
+    pub deadline_ms: Option<u64>,
     /// As the client gave it.
     pub by: Text,
     pub reason: Text,

@@ -1,6 +1,9 @@
 //! Instance pools: rows, commands and transitions of machines that come and go by demand.
 
 mod commands;
+mod failures;
+mod history;
+mod provider;
 mod row;
 mod rules;
 #[cfg(test)]
@@ -12,9 +15,12 @@ pub use commands::{
     NoteInstance, NoteUnhelped, ObserveInstances, PauseInstancePool, RequestInstances, SeenMachine,
     SetInstanceBehavior, ShutDownInstance, UpsertInstancePool,
 };
+pub use history::{Backoff, BootFailure, PoolHistory};
+pub use provider::{NoteProvider, ProviderState};
 pub use row::{
     Behavior, DeclaredNode, Instance, InstancePool, InstanceState, InstanceType, LimitClass,
     LimitScope, Pause, ProviderLimit, ProviderList, Shutdown, ShutdownCause, Unhelped,
 };
 pub(crate) use rules::is_name;
 pub use rules::stray_id;
+pub use transitions::BY_POOL;

@@ -31,6 +31,14 @@ pub struct InstancePool {
     pub probe_timeout_ms: u64,
     /// Instances that are made at a time; 0: no limit.
     pub max_concurrent_creates: u32,
+    /// Instances that are asked for in an hour; 0: no limit.
+    pub max_creates_per_hour: u32,
+    /// What all instances may cost in an hour, millionths of the currency; 0: no limit.
+    pub max_price_micro: u64,
+    /// After so many failed boots in a row, one instance is made at a time; 0: never.
+    pub protect_after: u32,
+    /// A machine that has served for so long ends the backoff of its type, ms.
+    pub backoff_reset_ms: u64,
     /// By name.
     pub types: BTreeMap<Text, Arc<InstanceType>>,
     /// Capacity groups that it feeds, by name.
@@ -64,6 +72,8 @@ pub struct InstanceType {
     pub disk_mb: u64,
     /// Price of an hour, millionths of the currency.
     pub price_micro: u64,
+    /// Allocations that it takes at a time; 0: no limit.
+    pub max_allocations: u32,
     /// The provider may take it back at any time.
     pub preemptible: bool,
     /// Types that share a quota at the provider; empty: none.
@@ -235,6 +245,8 @@ pub struct Instance {
     /// Who said so last, and why; empty: nobody.
     pub behavior_by: Text,
     pub behavior_reason: Text,
+    /// When what still runs on it is stopped, if it drains; none: never.
+    pub drain_deadline_at: Option<TimeMs>,
     /// The job that it was made for first; none: for the pool's minimum.
     pub wanted_by: Option<JobKey>,
     /// What it is to a capacity group; none: it is a member of none.
@@ -250,6 +262,10 @@ pub struct Instance {
     pub made_at: TimeMs,
     /// When its node was bound; 0: not yet.
     pub bound_at: TimeMs,
+    /// When its node was ready first; 0: never.
+    pub ready_at: TimeMs,
+    /// When it was known that it does not come to serve; 0: it has served, or may.
+    pub failed_at: TimeMs,
     /// By when it must be bound.
     pub deadline_at: TimeMs,
     /// When a list, an answer or its agent last showed that it exists.
@@ -331,6 +347,8 @@ pub struct ProviderLimit {
     pub until: TimeMs,
     /// It ends before its time when fewer instances than this are in its scope; 0: it does not.
     pub below: u32,
+    /// Lacks of capacity in this scope one after the other; 0: it is about something else.
+    pub level: u32,
     /// In the provider's words.
     pub detail: Text,
     pub modify_index: Index,
@@ -385,7 +403,7 @@ impl Row for ProviderList {
 }
 
 /// A job that stayed blocked although an idle machine of a type was there: the type does not help
-/// it. It is no demand for these types until the job or the pool changes.
+/// it. It is no demand for these types for a time that doubles, or until the job or the pool changes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Unhelped {
     pub job: JobKey,
@@ -397,6 +415,10 @@ pub struct Unhelped {
     /// Names of the types, sorted.
     pub types: Vec<Text>,
     pub at: TimeMs,
+    /// Until when it holds: the provider's machines may have become others.
+    pub until: TimeMs,
+    /// How often it was found so, as job and pool are now; never 0.
+    pub level: u32,
 }
 
 impl Row for Unhelped {

@@ -3,13 +3,13 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    Behavior, Instance, InstancePool, InstanceState, InstanceType, LimitScope, ProviderLimit,
-    Unhelped,
+    BY_POOL, Behavior, Instance, InstancePool, InstanceState, InstanceType, LimitScope,
+    ProviderLimit, Unhelped,
 };
 use crate::{
     command::Rejection,
     digest::row_hash,
-    id::{InstanceId, JobKey, Text, TimeMs},
+    id::{InstanceId, JobKey, NodeId, Text, TimeMs},
     limits,
     node::{AgentStart, Driver, NodeDescription, NodeResources},
     plant::{Plant, is_planted},
@@ -36,6 +36,7 @@ impl InstanceType {
                 total: self.resources(),
                 dynamic_port_min: 20_000,
                 dynamic_port_max: 32_000,
+                allocations_max: self.max_allocations,
                 ..NodeResources::default()
             },
             drivers: self.node.drivers.iter().map(|name| (name.clone(), driver.clone())).collect(),
@@ -81,6 +82,14 @@ impl InstancePool {
         if !(1_000..=1_000_000).contains(&self.price_factor_milli) {
             return Err("price_factor must be from 1 to 1000".into());
         }
+        if self.max_creates_per_hour > limits::CREATES_PER_HOUR_MAX {
+            let (asked, most) = (self.max_creates_per_hour, limits::CREATES_PER_HOUR_MAX);
+            return Err(format!("max_creates_per_hour is {asked}, at most {most}"));
+        }
+        if self.max_price_micro > limits::INSTANCE_SIZE_MAX {
+            let most = limits::INSTANCE_SIZE_MAX;
+            return Err(format!("max_price_per_hour is above {most} millionths"));
+        }
         if self.types.is_empty() || self.types.len() > limits::INSTANCE_TYPES_MAX {
             let max = limits::INSTANCE_TYPES_MAX;
             return Err(format!("a pool has from 1 to {max} types, not {}", self.types.len()));
@@ -89,6 +98,7 @@ impl InstancePool {
             ("idle_timeout", self.idle_timeout_ms),
             ("boot_timeout", self.boot_timeout_ms),
             ("probe_timeout", self.probe_timeout_ms),
+            ("backoff_reset", self.backoff_reset_ms),
         ] {
             if !(1..=limits::NODE_LIFE_MS_MAX).contains(&ms) {
                 return Err(format!("{name} must be from 1 ms to a year"));
@@ -167,17 +177,46 @@ impl State {
                     >= usize::try_from(limit.below).unwrap_or(usize::MAX))
     }
 
-    /// What is known not to help a job as it is now, in its pool as it is now.
-    pub fn unhelped_by(&self, job: &JobKey, job_modify_index: u64) -> Option<&Arc<Unhelped>> {
+    /// What is known at log time `at` not to help a job as it is now, in its pool as it is now.
+    pub fn unhelped_by(
+        &self,
+        job: &JobKey,
+        job_modify_index: u64,
+        at: TimeMs,
+    ) -> Option<&Arc<Unhelped>> {
+        self.found_unhelped(job, job_modify_index).filter(|row| at < row.until)
+    }
+
+    /// The same, also when its time is over.
+    pub(super) fn found_unhelped(
+        &self,
+        job: &JobKey,
+        job_modify_index: u64,
+    ) -> Option<&Arc<Unhelped>> {
         let row = self.unhelped.get(job)?;
         let pool = self.instance_pools.get(&row.pool)?;
         (row.job_modify_index == job_modify_index && row.pool_modify_index == pool.modify_index)
             .then_some(row)
     }
 
-    /// Whether nothing runs on an instance's node, or it has none.
+    /// Whether nothing runs on an instance's node but what runs on every node, or it has none.
     pub fn is_empty_instance(&self, row: &Instance) -> bool {
-        row.node.is_none_or(|node| !self.is_busy(node))
+        row.node.is_none_or(|node| !self.has_work(node))
+    }
+
+    /// Whether something runs on a node that is not of a system job.
+    pub(super) fn has_work(&self, node: NodeId) -> bool {
+        self.is_busy(node)
+            && self.open_allocations_of_node(node).any(|row| !self.is_of_system_job(row))
+    }
+
+    /// Whether a person has taken an instance's node out of service: only an operator ends such an
+    /// instance, whatever its machine seems to be. Whoever drains the instance itself has given it up.
+    pub fn is_set_aside(&self, row: &Instance) -> bool {
+        let is_given_up = row.behavior == Behavior::Drain && &*row.behavior_by != BY_POOL;
+        let node = row.node.and_then(|node| self.nodes.get(&node));
+        let is_aside = node.is_some_and(|node| node.set_aside().is_some());
+        is_aside && !is_given_up && !is_planted(Plant::SetAsideShutDown)
     }
 
     /// Why an instance may not be shut down for `cause` at this time.
@@ -193,6 +232,9 @@ impl State {
         }
         if row.behavior == Behavior::Hold && !is_planted(Plant::HeldShutDown) {
             return invalid("the instance is held");
+        }
+        if self.is_set_aside(row) {
+            return invalid("a person has taken its node out of service");
         }
         if cause.needs_empty() && !self.is_empty_instance(row) {
             return invalid("allocations on the instance have not ended");

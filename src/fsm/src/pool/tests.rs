@@ -28,7 +28,7 @@ fn refused(driver: &mut Driver, command: Command) -> String {
 fn upsert(change: impl FnOnce(&mut InstancePool)) -> Command {
     let mut pool = instance_pool("gpu");
     change(&mut pool);
-    UpsertInstancePool { pool, enforce_index: None }.into()
+    UpsertInstancePool { pool: pool.into(), enforce_index: None }.into()
 }
 
 fn pool_row(driver: &Driver) -> InstancePool {
@@ -76,7 +76,12 @@ fn failed(id: InstanceId, class: LimitClass, scope: LimitScope) -> Command {
         provider: "local".into(),
         pool: "gpu".into(),
         kind: "small".into(),
-        outcome: CreateOutcome::Failed { class, scope, for_ms: 30_000, detail: "vcpu".into() },
+        outcome: CreateOutcome::Failed {
+            class,
+            scope,
+            for_ms: Some(30_000),
+            detail: "vcpu".into(),
+        },
     }
     .into()
 }
@@ -138,10 +143,10 @@ fn a_pool_that_cannot_be_is_refused() {
         let found = refused(&mut driver, upsert(change));
         assert!(found.starts_with(why), "{found:?} for {why:?}");
     }
-    let stale = UpsertInstancePool { pool: instance_pool("gpu"), enforce_index: Some(9) };
+    let stale = UpsertInstancePool { pool: instance_pool("gpu").into(), enforce_index: Some(9) };
     let conflict = driver.reject(stale.into());
     assert_eq!(conflict, Rejection::IndexConflict { asked: 9, found: 0 });
-    let create = UpsertInstancePool { pool: instance_pool("gpu"), enforce_index: Some(0) };
+    let create = UpsertInstancePool { pool: instance_pool("gpu").into(), enforce_index: Some(0) };
     driver.accept(create.clone().into());
     assert!(matches!(driver.reject(create.into()), Rejection::IndexConflict { asked: 0, .. }));
 }
@@ -323,6 +328,7 @@ fn behavior_opens_and_closes_the_node() {
     let command = SetInstanceBehavior {
         id,
         behavior: Behavior::Run,
+        deadline_ms: None,
         by: "".into(),
         reason: "".into(),
         evaluation_ids: Vec::new(),
@@ -616,7 +622,9 @@ fn what_does_not_help_a_job_is_kept_until_job_or_pool_change() {
     assert_eq!(refused(&mut driver, note(99)), "the job or the pool has changed");
     let pool_modify_index = pool_row(&driver).modify_index;
     driver.accept(note(pool_modify_index));
-    let known = |driver: &Driver, index| driver.state.unhelped_by(&job_key("t"), index).is_some();
+    let known = |driver: &Driver, index| {
+        driver.state.unhelped_by(&job_key("t"), index, driver.now).is_some()
+    };
     assert!(known(&driver, job_modify_index));
     assert!(!known(&driver, job_modify_index + 1), "the job changed");
     driver.accept(pause(true));
@@ -638,6 +646,7 @@ fn unknown_instances_are_refused_and_texts_are_cut() {
     let behave = SetInstanceBehavior {
         id,
         behavior: Behavior::Hold,
+        deadline_ms: None,
         by: "".into(),
         reason: "".into(),
         evaluation_ids: Vec::new(),
@@ -656,4 +665,34 @@ fn unknown_instances_are_refused_and_texts_are_cut() {
     driver.accept(ShutDownInstance { reason: long, ..command }.into());
     let longest = driver.node_row("a").events.iter().map(|event| event.message.len()).max();
     assert!(longest.unwrap() < 400, "{longest:?}");
+}
+
+/// The deadline of an instance's drain is that of its node's, also when it is said later.
+#[test]
+fn a_drain_of_an_instance_can_have_a_deadline() {
+    let mut driver = Driver::default();
+    driver.instance_pool("gpu", |_| {});
+    let id = driver.instance("gpu", "small", "a");
+    let drain = |deadline_ms| SetInstanceBehavior {
+        id,
+        behavior: Behavior::Drain,
+        deadline_ms,
+        by: "ann".into(),
+        reason: "".into(),
+        evaluation_ids: Vec::new(),
+    };
+    let deadline = |driver: &Driver| driver.node_row("a").drain.as_ref().unwrap().deadline_at;
+    driver.accept(drain(None).into());
+    assert_eq!(deadline(&driver), None);
+    driver.at_seconds(5);
+    driver.accept(drain(Some(60_000)).into());
+    assert_eq!(deadline(&driver), Some(START_MS + 65_000));
+    assert_eq!(driver.instance_row(id).drain_deadline_at, Some(START_MS + 65_000));
+    let held = SetInstanceBehavior { behavior: Behavior::Hold, ..drain(Some(1)) };
+    assert_eq!(refused(&mut driver, held.into()), "a deadline is of a drain");
+    driver.accept(SetInstanceBehavior { behavior: Behavior::Run, ..drain(None) }.into());
+    assert_eq!(
+        (driver.node_row("a").drain.clone(), driver.instance_row(id).drain_deadline_at),
+        (None, None)
+    );
 }

@@ -7,11 +7,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    Behavior, CreateOutcome, DeleteInstancePool, DestroyOutcome, Instance, InstanceOutcome,
-    InstancePool, InstanceState, InstanceType, Intent, LimitClass, LimitPool, LimitScope,
-    NoteInstance, NoteUnhelped, ObserveInstances, Pause, PauseInstancePool, ProviderLimit,
-    ProviderList, RequestInstances, SeenMachine, SetInstanceBehavior, ShutDownInstance, Shutdown,
-    ShutdownCause, Unhelped, UpsertInstancePool, rules::stray_id,
+    Behavior, BootFailure, CreateOutcome, DeleteInstancePool, DestroyOutcome, Instance,
+    InstanceOutcome, InstancePool, InstanceState, InstanceType, Intent, LimitClass, LimitPool,
+    LimitScope, NoteInstance, NoteUnhelped, ObserveInstances, Pause, PauseInstancePool,
+    ProviderLimit, ProviderList, RequestInstances, SeenMachine, SetInstanceBehavior,
+    ShutDownInstance, Shutdown, ShutdownCause, Unhelped, UpsertInstancePool, rules::stray_id,
 };
 use crate::{
     allocation::Allocation,
@@ -28,6 +28,8 @@ use crate::{
     settings::{NodePool, check_name},
 };
 
+/// Who has said what a pool itself says of its instances.
+pub const BY_POOL: &str = "pool";
 /// Owner of the drains that are begun for an instance that drains.
 const DRAIN_OWNER: &str = "instance pool";
 
@@ -35,8 +37,31 @@ fn invalid<T>(why: impl Into<Text>) -> Result<T, Rejection> {
     Err(Rejection::Invalid(why.into()))
 }
 
+/// What an entry's intents have taken until now.
+struct Taken {
+    /// By capacity group.
+    strengths: BTreeMap<Text, Strength>,
+    /// Price of an hour of all instances of the pool.
+    price_micro: u64,
+}
+
+/// What a shutdown says of an instance that has not served.
+fn failure_of(cause: ShutdownCause) -> Option<BootFailure> {
+    match cause {
+        ShutdownCause::Expired => Some(BootFailure::NotMade),
+        ShutdownCause::BootFailed => Some(BootFailure::NotBooted),
+        ShutdownCause::ProbeFailed => Some(BootFailure::NotReady),
+        ShutdownCause::Idle
+        | ShutdownCause::Drained
+        | ShutdownCause::Shrink
+        | ShutdownCause::Unknown
+        | ShutdownCause::Operator
+        | ShutdownCause::Released => None,
+    }
+}
+
 impl Turn<'_> {
-    fn put_instance(&mut self, mut row: Instance) {
+    pub(crate) fn put_instance(&mut self, mut row: Instance) {
         row.modify_index = self.index;
         self.effects.insert(Effect::Instance(row.id));
         let is_new = !self.state.instances.contains(&row.id);
@@ -95,7 +120,7 @@ impl Turn<'_> {
             };
             self.state.node_pools.put(fed, self.changes);
         }
-        let mut row = pool.clone();
+        let mut row = (**pool).clone();
         row.create_index = old.as_ref().map_or(self.index, |old| old.create_index);
         row.paused = old.as_ref().and_then(|old| old.paused.clone());
         row.modify_index = self.index;
@@ -103,6 +128,9 @@ impl Turn<'_> {
         self.groups_changed(old.as_deref(), Some(&row));
         self.effects.insert(Effect::InstancePool(pool.name.clone()));
         self.forget_unhelped_by(&pool.name);
+        if let Some(old) = &old {
+            self.forget_changed_types(old, pool);
+        }
         let left: Vec<_> = self
             .state
             .instances_of(&pool.name)
@@ -112,7 +140,7 @@ impl Turn<'_> {
             .collect();
         for row in left {
             let reason = format!("type \"{}\" was taken out of the pool", row.kind.name);
-            self.behave((*row).clone(), Behavior::Drain, "pool", &reason, &[]);
+            self.behave((*row).clone(), Behavior::Drain, BY_POOL, &reason, &[]);
         }
         Ok(Reply::Done)
     }
@@ -131,10 +159,8 @@ impl Turn<'_> {
         }
         self.state.instance_pools.remove(name, self.changes);
         self.groups_changed(Some(&old), None);
-        let limits = self.state.provider_limits.iter().filter(|row| row.pool == *name);
-        for scope in limits.map(|row| row.scope.clone()).collect::<Vec<_>>() {
-            self.state.provider_limits.remove(&(name.clone(), scope), self.changes);
-        }
+        self.remove_limits(name);
+        self.state.pool_histories.remove(name, self.changes);
         self.forget_unhelped_by(name);
         self.effects.insert(Effect::InstancePool(name.clone()));
         Ok(Reply::Done)
@@ -151,6 +177,9 @@ impl Turn<'_> {
         let PauseInstancePool { name, pause, by, reason } = command;
         let old = self.state.instance_pools.get(name).ok_or_else(|| not_found("instance pool"))?;
         let mut row = (**old).clone();
+        if !pause {
+            self.forgive(name);
+        }
         row.paused = pause.then(|| Pause { by: clip(by), reason: clip(reason), at: self.at });
         // Not a change of what the pool is: what is known of jobs and types stays.
         self.state.instance_pools.put(row, self.changes);
@@ -172,9 +201,10 @@ impl Turn<'_> {
         }
         let mut refused = None;
         let mut is_any_taken = false;
-        let mut strengths = BTreeMap::new();
+        let mut taken =
+            Taken { strengths: BTreeMap::new(), price_micro: self.state.price_of_pool(name) };
         for intent in intents {
-            match self.request_instance(&pool, intent, &mut strengths) {
+            match self.request_instance(&pool, intent, &mut taken) {
                 Ok(()) => is_any_taken = true,
                 Err(why) => refused = refused.or(Some(why)),
             }
@@ -190,7 +220,7 @@ impl Turn<'_> {
         &mut self,
         pool: &InstancePool,
         intent: &Intent,
-        strengths: &mut BTreeMap<Text, Strength>,
+        taken: &mut Taken,
     ) -> Result<(), Rejection> {
         let Intent { id, token, kind, wanted_by, group } = intent;
         let name = &pool.name;
@@ -204,28 +234,35 @@ impl Turn<'_> {
         if let Some(limit) = self.state.limit_on(name, kind, self.at) {
             return invalid(format!("{}: {}", limit.class.name(), limit.detail));
         }
+        self.check_history(pool, &kind.name)?;
+        let price_micro = taken.price_micro.saturating_add(kind.price_micro);
+        if pool.max_price_micro > 0 && price_micro > pool.max_price_micro {
+            return invalid(format!("pool \"{name}\" would cost more than it may"));
+        }
         if self.state.instances.contains(id) {
             return invalid("the id of the intent is in use");
         }
         if let Some(name) = group {
-            let now = strengths.get(name).copied().unwrap_or_else(|| {
+            let now = taken.strengths.get(name).copied().unwrap_or_else(|| {
                 pool.groups.get(name).map_or_else(Strength::default, |group| self.strength(group))
             });
             let group = self.check_intent(pool, name, now)?;
             let amount = now.amount.saturating_add(group.expected(kind));
             let count = now.count.saturating_add(1);
-            strengths.insert(name.clone(), Strength { amount, count });
+            taken.strengths.insert(name.clone(), Strength { amount, count });
             self.note_step(&group);
         }
         if !self.state.provider_lists.contains(&pool.provider) {
             let row = ProviderList { provider: pool.provider.clone(), epoch: 0, at: self.at };
             self.state.provider_lists.put(row, self.changes);
         }
+        taken.price_micro = price_micro;
+        self.count_create(name);
         let deadline_at = self.at.saturating_add(pool.boot_timeout_ms);
         self.put_instance(Instance {
             token: *token,
             wanted_by: wanted_by.clone(),
-            member: group.clone().map(|group| Member { group, drain: None }),
+            member: group.clone().map(|group| Member { group, drain: None, place: None }),
             deadline_at,
             ..self.new_instance(*id, name, &pool.provider, Arc::clone(kind))
         });
@@ -249,6 +286,7 @@ impl Turn<'_> {
             behavior: Behavior::Run,
             behavior_by: "".into(),
             behavior_reason: "".into(),
+            drain_deadline_at: None,
             wanted_by: None,
             member: None,
             provider_id: "".into(),
@@ -258,6 +296,8 @@ impl Turn<'_> {
             requested_at: self.at,
             made_at: 0,
             bound_at: 0,
+            ready_at: 0,
+            failed_at: 0,
             deadline_at: self.at,
             seen_at: self.at,
             missing: 0,
@@ -289,7 +329,10 @@ impl Turn<'_> {
                     return invalid("the instance is not being made");
                 }
                 self.remove_instance(&row, &[]);
-                self.put_limit(&row.pool, scope, *class, *for_ms, detail);
+                self.create_refused(&row);
+                let asked_at = row.requested_at;
+                let (ms, level) = self.limit_ms(&row.pool, scope, *class, *for_ms, asked_at);
+                self.put_limit(&row.pool, scope, (*class, level), ms, detail);
             }
         }
         Ok(Reply::Done)
@@ -300,7 +343,7 @@ impl Turn<'_> {
         if !self.state.instance_pools.contains(pool) {
             return Err(not_found("instance pool"));
         }
-        self.put_limit(pool, &LimitScope::All, *class, *for_ms, detail);
+        self.put_limit(pool, &LimitScope::All, (*class, 0), *for_ms, detail);
         Ok(Reply::Done)
     }
 
@@ -308,7 +351,7 @@ impl Turn<'_> {
         &mut self,
         pool: &Text,
         scope: &LimitScope,
-        class: LimitClass,
+        (class, level): (LimitClass, u32),
         for_ms: u64,
         detail: &Text,
     ) {
@@ -324,6 +367,7 @@ impl Turn<'_> {
                 LimitClass::Quota => u32::try_from(count).unwrap_or(u32::MAX),
                 LimitClass::RateLimited | LimitClass::NoCapacity | LimitClass::Fatal => 0,
             },
+            level,
             detail: clip(detail),
             modify_index: self.index,
         };
@@ -340,6 +384,11 @@ impl Turn<'_> {
         if !row.provider_id.is_empty() && row.provider_id != *provider_id {
             return self.put_stray(stray_id(provider, provider_id), provider, scope, seen);
         }
+        if row.provider_id.is_empty()
+            && let Some(holder) = self.holder(provider, provider_id)
+        {
+            return self.refuse_shared_machine(row, provider_id, holder);
+        }
         row.provider_id = provider_id.clone();
         if !address.is_empty() {
             row.address = address.clone();
@@ -355,15 +404,42 @@ impl Turn<'_> {
         self.put_instance(row);
     }
 
+    /// The instance whose machine has this id.
+    fn holder(&self, provider: &Text, provider_id: &Text) -> Option<InstanceId> {
+        let is_it = |row: &&Arc<Instance>| {
+            row.provider == *provider && row.provider_id == *provider_id && !provider_id.is_empty()
+        };
+        self.state.instances.iter().find(is_it).map(|row| row.id)
+    }
+
+    /// The provider gave a machine for two keys. It is the first one's, on which something may run:
+    /// the second one has none, and its end must not be that of the machine.
+    fn refuse_shared_machine(&mut self, mut row: Instance, provider_id: &Text, holder: InstanceId) {
+        if row.state != InstanceState::Requested {
+            return;
+        }
+        let reason: Text = format!(
+            "the provider answered with machine {provider_id}, which is that of instance {holder}"
+        )
+        .into();
+        self.boot_failed(&mut row, BootFailure::NotMade, &reason);
+        row.state = InstanceState::ShuttingDown;
+        row.shutdown = Some(Shutdown {
+            cause: ShutdownCause::BootFailed,
+            reason: clip(&reason),
+            by: "".into(),
+            at: self.at,
+            attempts: 0,
+            last_error: "".into(),
+        });
+        row.missing = 0;
+        self.put_instance(row);
+    }
+
     /// A machine that nobody wants is destroyed. One that an instance has is not, whatever its tags say: they are
     /// lost, and the list that shows it so may come after the answer that made it known.
     fn put_stray(&mut self, id: InstanceId, provider: &Text, scope: &Text, seen: &SeenMachine) {
-        let is_it = |row: &&Arc<Instance>| {
-            row.provider == *provider
-                && row.provider_id == seen.provider_id
-                && !row.provider_id.is_empty()
-        };
-        let holder = self.state.instances.iter().find(is_it).map(|row| row.id);
+        let holder = self.holder(provider, &seen.provider_id);
         if let Ok(mut known) = self.instance(holder.unwrap_or(id)) {
             (known.seen_at, known.missing) = (self.at, 0);
             return self.put_instance(known);
@@ -414,6 +490,7 @@ impl Turn<'_> {
             let is_gone = row.missing >= limits::LISTS_MISSING_MIN
                 && row.seen_at.saturating_add(*grace_ms) <= self.at;
             if is_gone || is_planted(Plant::OneAbsence) {
+                self.instance_vanished(&row);
                 self.remove_instance(&row, &command.evaluation_ids);
             } else {
                 self.put_instance(row);
@@ -423,11 +500,16 @@ impl Turn<'_> {
     }
 
     pub(crate) fn set_instance_behavior(&mut self, command: &SetInstanceBehavior) -> Outcome {
-        let SetInstanceBehavior { id, behavior, by, reason, evaluation_ids } = command;
-        let row = self.instance(*id)?;
+        let SetInstanceBehavior { id, behavior, deadline_ms, by, reason, evaluation_ids } = command;
+        let mut row = self.instance(*id)?;
         if row.state == InstanceState::ShuttingDown {
             return invalid("the instance is being shut down");
         }
+        if deadline_ms.is_some() && *behavior != Behavior::Drain {
+            return invalid("a deadline is of a drain");
+        }
+        row.drain_deadline_at =
+            deadline_ms.map(|ms| self.at.saturating_add(ms.min(limits::NODE_LIFE_MS_MAX)));
         let made = self.behave(row, *behavior, by, reason, evaluation_ids);
         Ok(Reply::Evaluations(made))
     }
@@ -462,7 +544,7 @@ impl Turn<'_> {
         let (node, is_open) = (row.node, row.is_open());
         let hard = row.member_drain().filter(|drain| drain.hard);
         let wanted = match row.behavior {
-            Behavior::Drain => Some(None),
+            Behavior::Drain => Some(row.drain_deadline_at),
             Behavior::Run => hard.map(|drain| Some(drain.deadline_at)),
             Behavior::Hold => None,
         };
@@ -483,6 +565,11 @@ impl Turn<'_> {
                     cancelable: true,
                 };
                 self.begin_drain(&mut node, drain, &BTreeMap::new());
+            }
+            Some(deadline_at) if is_ours => {
+                if let Some(drain) = &mut node.drain {
+                    drain.deadline_at = deadline_at;
+                }
             }
             None if is_ours => {
                 self.end_drain(&mut node, DrainStatus::Canceled, &BTreeMap::new());
@@ -505,6 +592,10 @@ impl Turn<'_> {
             return Ok(Reply::Done);
         }
         self.state.why_not_shut_down(&row, *cause)?;
+        if let Some(how) = failure_of(*cause).filter(|_| row.is_unproven()) {
+            self.boot_failed(&mut row, how, reason);
+        }
+        self.instance_ran(&row);
         row.state = InstanceState::ShuttingDown;
         row.shutdown = Some(Shutdown {
             cause: *cause,
@@ -568,8 +659,20 @@ impl Turn<'_> {
         if !is_now || pool_row.is_none_or(|row| row.modify_index != *pool_modify_index) {
             return invalid("the job or the pool has changed");
         }
+        let known = self.state.found_unhelped(job, *job_modify_index);
+        // Another type while the first still holds is the same trial.
+        let level = known.map_or(1, |known| {
+            let is_over = known.until <= self.at;
+            known.level.saturating_add(u32::from(is_over)).min(limits::BACKOFF_LEVEL_MAX)
+        });
+        let pause_ms = limits::UNHELPED_MS
+            .checked_shl(level.saturating_sub(1))
+            .unwrap_or(limits::UNHELPED_MS_MAX)
+            .min(limits::UNHELPED_MS_MAX);
         self.state.unhelped.put(
             Unhelped {
+                until: self.at.saturating_add(pause_ms),
+                level,
                 job: job.clone(),
                 job_modify_index: *job_modify_index,
                 pool: pool.clone(),
@@ -585,6 +688,7 @@ impl Turn<'_> {
 
     /// The machine is gone: its node goes with it, and what ran there is lost.
     fn remove_instance(&mut self, row: &Instance, ids: &[EvaluationId]) -> Vec<EvaluationId> {
+        self.instance_ran(row);
         self.state.instances.remove(&row.id, self.changes);
         self.state.unindex_instance(row);
         if let Some(group) = row.group() {
@@ -642,9 +746,12 @@ impl Turn<'_> {
         let Some(node) = self.state.nodes.get(&new.node) else { return };
         let Some(NodeInstance { id, .. }) = node.instance else { return };
         let Ok(mut row) = self.instance(id) else { return };
+        if self.state.is_of_system_job(new) {
+            return;
+        }
         if old.is_none() {
             row.last_allocation = Some(new.id);
-        } else if new.client.is_terminal() && !self.state.is_busy(new.node) {
+        } else if new.client.is_terminal() && !self.state.has_work(new.node) {
             row.last_busy_at = self.at;
         } else {
             return;

@@ -150,7 +150,8 @@ fn namespaces_and_pools_over_a_bound_are_refused() {
     let mut pool = instance_pool("p");
     let kind = pool.types.values_mut().next().unwrap();
     Arc::make_mut(kind).node.attributes = wide;
-    let why = refused(&mut driver, UpsertInstancePool { pool, enforce_index: None }.into());
+    let why =
+        refused(&mut driver, UpsertInstancePool { pool: pool.into(), enforce_index: None }.into());
     assert!(why.contains("attributes of type") && why.contains("at most 16384 may be"), "{why}");
 }
 

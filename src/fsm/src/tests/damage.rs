@@ -237,6 +237,7 @@ fn a_damaged_index_of_instances_ends_the_replica() {
             SetInstanceBehavior {
                 id,
                 behavior: Behavior::Hold,
+                deadline_ms: None,
                 by: "alice".into(),
                 reason: "look".into(),
                 evaluation_ids: Vec::new(),

@@ -584,6 +584,7 @@ fn last(evaluation: EvaluationId) -> Vec<Command> {
             due_s: 1_700_000_001,
             evaluation,
         }),
+        pools::note_provider(),
     ]
 }
 
@@ -653,6 +654,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::NoteInstance(_) => "note-instance",
         Command::NoteUnhelped(_) => "note-unhelped",
         Command::LimitPool(_) => "limit-pool",
+        Command::NoteProvider(_) => "note-provider",
         Command::SetRequirements(_) => "set-requirements",
         Command::ExpireRequirements(_) => "expire-requirements",
         Command::DecideCapacity(_) => "decide-capacity",

@@ -15,7 +15,8 @@ use crate::{
     limits,
     node::Liveness,
     pool::{
-        CreateOutcome, InstanceOutcome, LimitClass, LimitScope, NoteUnhelped, ObserveInstances,
+        CreateOutcome, InstanceOutcome, LimitClass, LimitScope, NoteProvider, NoteUnhelped,
+        ObserveInstances,
     },
     settings::SetSchedulerConfiguration,
     state::{LoadError, State},
@@ -89,9 +90,16 @@ fn grow(driver: &mut Driver) {
         outcome: CreateOutcome::Failed {
             class: LimitClass::Quota,
             scope: LimitScope::All,
-            for_ms: 1_000,
+            for_ms: Some(1_000),
             detail: "quota".into(),
         },
+    }));
+    driver.accept(Command::NoteProvider(NoteProvider {
+        provider: "local".into(),
+        failing: "list".into(),
+        error: "the token has expired".into(),
+        creates: 1,
+        destroys: 0,
     }));
     driver.accept(Command::ObserveInstances(ObserveInstances {
         provider: "local".into(),

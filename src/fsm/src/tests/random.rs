@@ -99,6 +99,10 @@ impl Maker<'_> {
         (0..self.dice.below(3)).map(|_| self.new_evaluation()).collect()
     }
 
+    fn has_open_evaluation(&self) -> bool {
+        self.state.evaluations.iter().any(|row| !row.status.is_terminal())
+    }
+
     fn evaluation(&mut self) -> EvaluationId {
         let rows = self.state.evaluations.iter();
         let open: Vec<_> = rows.filter(|row| !row.status.is_terminal()).map(|row| row.id).collect();
@@ -240,6 +244,8 @@ impl Maker<'_> {
             6..12 => self.node_command(),
             12..14 => self.operator_command(),
             14..18 => self.report(),
+            // A plan of an evaluation that is closed places nothing.
+            18..27 if !self.has_open_evaluation() && !self.dice.one_in(4) => self.job_command(),
             18..27 => {
                 let plans = (0..=self.dice.below(3)).map(|_| Arc::new(self.plan())).collect();
                 Command::ApplyPlans(ApplyPlans { plans })

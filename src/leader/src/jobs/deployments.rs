@@ -87,7 +87,10 @@ impl Machine for DeploymentWatch {
                 Some(due_at) if due_at <= now => {
                     let fires_at = now.saturating_add(limits::DUE_RETRY_MS);
                     self.set(id, Timer { due_at, fires_at });
-                    ids.push(id);
+                    // Machines may be on their way, and no effect tells when they are not any more.
+                    if row.is_some_and(|row| !state.late_groups(row, now).is_empty()) {
+                        ids.push(id);
+                    }
                 }
                 Some(due_at) => self.set(id, Timer { due_at, fires_at: due_at }),
                 None => self.unset(id),

@@ -138,3 +138,26 @@ fn what_cannot_be_placed_is_counted() {
     let update = told(&mut cluster, &spec, Trigger::JobRegister);
     assert_eq!(update, GroupAnnotation { destructive_update: 1, ..NOTHING });
 }
+
+/// Of a batch job what is done fills its place, and so does what has failed and waits for another attempt: a plan leaves both as they are.
+#[test]
+fn what_has_ended_and_stays_is_ignored() {
+    let mut cluster = Cluster::with_nodes(5);
+    let mut spec = job(JobKind::Batch);
+    spec.groups[0].count = 3;
+    spec.groups[0].reschedule = Some(fsm::job::ReschedulePolicy {
+        attempts: 1,
+        interval_ms: 86_400_000,
+        delay_ms: 3_600_000,
+        delay_function: fsm::job::DelayFunction::Constant,
+        delay_ms_max: 0,
+        unlimited: false,
+    });
+    cluster.register(&spec);
+    told(&mut cluster, &spec, Trigger::JobRegister);
+    let ids: Vec<_> = cluster.live(&spec).iter().map(|row| row.id).collect();
+    cluster.end(ids[0], fsm::ClientStatus::Complete);
+    cluster.end(ids[1], fsm::ClientStatus::Failed);
+    let again = told(&mut cluster, &spec, Trigger::JobRegister);
+    assert_eq!(again, GroupAnnotation { ignore: 3, ..NOTHING });
+}

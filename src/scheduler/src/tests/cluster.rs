@@ -424,6 +424,12 @@ impl Cluster {
 
     /// The same, but that nothing is said of anyone's health yet.
     pub(crate) fn begin(&mut self, plan: &Plan) {
+        // A trial takes no follow-ups, and an outcome cancels those that nothing waits for.
+        for follow_up in &plan.follow_ups {
+            let mut row = self.get(follow_up.id).clone();
+            row.follow_up = Some(follow_up.evaluation);
+            fsm::testing::put(&mut self.state, &row);
+        }
         let trial = self.state.try_plan(plan, &pick).unwrap();
         assert_eq!(trial.dropped, Vec::new());
         for stop in &plan.stops {
@@ -432,11 +438,6 @@ impl Cluster {
                 row.client = ClientStatus::Complete;
                 fsm::testing::put(&mut self.state, &row);
             }
-        }
-        for follow_up in &plan.follow_ups {
-            let mut row = self.get(follow_up.id).clone();
-            row.follow_up = Some(follow_up.evaluation);
-            fsm::testing::put(&mut self.state, &row);
         }
         for placement in &plan.placements {
             let mut row = self.get(placement.id).clone();

@@ -755,3 +755,35 @@ fn a_plan_full_of_updates_in_place_begins_with_canaries() {
     assert!(plan.outcome.is_none() && !plan.in_place.is_empty());
     assert_eq!(plan.deployment.unwrap().goals["web"].canaries, 1);
 }
+
+/// A version that fails after its promotion, and was to be reverted, is replaced without canaries: they would wait for a person while it serves. A version
+/// that somebody makes of it later has some.
+#[test]
+fn the_way_back_after_a_promotion_has_no_canaries() {
+    for reverts in [true, false] {
+        let mut cluster = Cluster::with_nodes(20);
+        let mut spec = service(4, 2, 1);
+        if let Some(update) = &mut spec.groups[0].update {
+            update.auto_revert = reverts;
+        }
+        cluster.run(&spec);
+        let first = spec.clone();
+        let spec = next(&spec, "two");
+        cluster.register(&spec);
+        let plan = cluster.plan(&spec, Trigger::JobRegister);
+        cluster.begin(&plan);
+        healthy(&mut cluster, &plan);
+        act(&mut cluster, &spec, "promote");
+        let plan = cluster.plan(&spec, Trigger::DeploymentWatcher);
+        cluster.begin(&plan);
+        act(&mut cluster, &spec, "fail");
+        if !reverts {
+            cluster.register(&first);
+        }
+        let plan = cluster.plan(&first, Trigger::DeploymentWatcher);
+        let canaries = plan.placements.iter().filter(|one| one.canary).count();
+        assert_eq!(canaries, usize::from(!reverts), "{plan:?}");
+        let goals = plan.deployment.as_ref().map(|new| new.goals[&first.groups[0].name].canaries);
+        assert_eq!(goals, Some(u32::from(!reverts)));
+    }
+}

@@ -187,7 +187,7 @@ fn why_a_group_does_not_grow() {
             outcome: CreateOutcome::Failed {
                 class: LimitClass::Quota,
                 scope: LimitScope::All,
-                for_ms: 30_000,
+                for_ms: Some(30_000),
                 detail: "vcpu is used up".into(),
             },
         }

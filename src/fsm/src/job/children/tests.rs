@@ -128,7 +128,8 @@ fn a_dispatch_makes_a_child_with_its_evaluation_in_one_entry() {
     assert_eq!(first.create_index, child.create_index);
     let spec = driver.state.current_spec(&child).unwrap();
     assert_eq!((&*spec.name, spec.priority), (&*child.key.id, 70));
-    assert!(spec.parameterized.is_none());
+    assert!(spec.parameterized.is_some() && !spec.is_parent() && !child.is_parent());
+    assert_eq!(spec.meta_left_out().map(|key| &**key).collect::<Vec<_>>(), ["why"]);
     assert_eq!(spec.dispatch.as_ref().map(|row| &row.payload[..]), Some(&[7][..]));
     let meta: Vec<_> = spec.meta.iter().map(|(key, value)| (&**key, &**value)).collect();
     assert_eq!(meta, [("kept", "1"), ("who", "me")]);
@@ -518,7 +519,7 @@ fn children_are_stopped_and_deleted_with_their_parent() {
     assert_eq!(stop(&mut driver, false), 2, "of the one that runs and of the one that was let in");
     assert!(!row(&driver, 1).stop, "it was over");
     let alive = |driver: &Driver| driver.state.children(&job_key("t")).unwrap().alive();
-    assert_eq!((counts(&driver).3, alive(&driver)), (0, 2));
+    assert_eq!((counts(&driver).3, alive(&driver)), (0, 1), "nothing runs of the other one");
     for number in [0, 2] {
         let open = driver.open_evaluations(&child_id(number));
         let priorities = open.iter().map(|id| driver.state.evaluations().get(id).unwrap().priority);

@@ -41,7 +41,7 @@ pub(super) fn member() -> Member {
         busy: BusyRule::Allocations,
         hard: true,
     };
-    Member { group: "web".into(), drain: Some(drain) }
+    Member { group: "web".into(), drain: Some(drain), place: Some(2) }
 }
 
 /// One row of each table.

@@ -7,11 +7,12 @@ use crate::{
     command::Command,
     id::{AllocationId, EvaluationId, InstanceId, NodeId},
     pool::{
-        Behavior, CreateOutcome, DeclaredNode, DeleteInstancePool, DestroyOutcome, Instance,
-        InstanceOutcome, InstancePool, InstanceState, InstanceType, Intent, LimitClass, LimitPool,
-        LimitScope, NoteInstance, NoteUnhelped, ObserveInstances, Pause, PauseInstancePool,
-        ProviderLimit, ProviderList, RequestInstances, SeenMachine, SetInstanceBehavior,
-        ShutDownInstance, Shutdown, ShutdownCause, Unhelped, UpsertInstancePool,
+        Backoff, Behavior, BootFailure, CreateOutcome, DeclaredNode, DeleteInstancePool,
+        DestroyOutcome, Instance, InstanceOutcome, InstancePool, InstanceState, InstanceType,
+        Intent, LimitClass, LimitPool, LimitScope, NoteInstance, NoteProvider, NoteUnhelped,
+        ObserveInstances, Pause, PauseInstancePool, PoolHistory, ProviderLimit, ProviderList,
+        ProviderState, RequestInstances, SeenMachine, SetInstanceBehavior, ShutDownInstance,
+        Shutdown, ShutdownCause, Unhelped, UpsertInstancePool,
     },
     testing::job_key,
 };
@@ -25,6 +26,7 @@ pub(super) fn kind() -> InstanceType {
         cpu: 1000,
         memory_mb: 512,
         disk_mb: 1024,
+        max_allocations: 4,
         price_micro: 50_000,
         preemptible: true,
         quota_group: "vcpu".into(),
@@ -50,6 +52,10 @@ fn pool() -> InstancePool {
         boot_timeout_ms: 600_000,
         probe_timeout_ms: 300_000,
         max_concurrent_creates: 2,
+        max_creates_per_hour: 30,
+        max_price_micro: 31,
+        protect_after: 10,
+        backoff_reset_ms: 600_000,
         types: BTreeMap::from([("small".into(), Arc::new(kind()))]),
         groups: BTreeMap::from([("web".into(), Arc::new(super::capacity::group()))]),
         paused: Some(Pause { by: "alice".into(), reason: "repair".into(), at: 4 }),
@@ -69,6 +75,7 @@ fn instance() -> Instance {
         behavior: Behavior::Drain,
         behavior_by: "alice".into(),
         behavior_reason: "old".into(),
+        drain_deadline_at: Some(15),
         wanted_by: Some(job_key("t")),
         member: Some(super::capacity::member()),
         provider_id: "i-1".into(),
@@ -78,6 +85,8 @@ fn instance() -> Instance {
         requested_at: 1,
         made_at: 2,
         bound_at: 3,
+        ready_at: 13,
+        failed_at: 14,
         deadline_at: 4,
         seen_at: 5,
         missing: 6,
@@ -112,6 +121,7 @@ pub(super) fn pin(golden: &mut Golden) {
         since: 1,
         until: 2,
         below: 3,
+        level: 5,
         detail: "quota".into(),
         modify_index: 4,
     };
@@ -124,8 +134,41 @@ pub(super) fn pin(golden: &mut Golden) {
         pool_modify_index: 2,
         types: vec!["small".into()],
         at: 3,
+        until: 4,
+        level: 5,
     };
     golden.pin("unhelped", &unhelped);
+    let backoff = Backoff {
+        level: 3,
+        until: 4,
+        counted_at: 5,
+        failures: 6,
+        last: BootFailure::NotReady,
+        detail: "exit 99".into(),
+        scope: "z1".into(),
+    };
+    let history = PoolHistory {
+        pool: "gpu".into(),
+        asked: vec![(300_000, 7)],
+        in_a_row: 8,
+        last: Some(BootFailure::NotReady),
+        proven_at: 9,
+        protected_since: 10,
+        types: BTreeMap::from([("small".into(), backoff)]),
+        modify_index: 11,
+    };
+    golden.pin("pool-history", &history);
+    let provider = ProviderState {
+        provider: "local".into(),
+        failing: "list".into(),
+        since: 1,
+        last_error: "fatal: token".into(),
+        error_at: 2,
+        creates: 3,
+        destroys: 4,
+        modify_index: 5,
+    };
+    golden.pin("provider-state", &provider);
 }
 
 /// In the order of the enum.
@@ -146,7 +189,10 @@ pub(super) fn commands() -> Vec<Command> {
         kind: "small".into(),
     };
     vec![
-        Command::UpsertInstancePool(UpsertInstancePool { pool: pool(), enforce_index: Some(17) }),
+        Command::UpsertInstancePool(UpsertInstancePool {
+            pool: pool().into(),
+            enforce_index: Some(17),
+        }),
         Command::DeleteInstancePool(DeleteInstancePool { name: "gpu".into() }),
         Command::PauseInstancePool(PauseInstancePool {
             name: "gpu".into(),
@@ -167,7 +213,7 @@ pub(super) fn commands() -> Vec<Command> {
             outcome: CreateOutcome::Failed {
                 class: LimitClass::Quota,
                 scope: group(),
-                for_ms: 18,
+                for_ms: Some(18),
                 detail: "quota".into(),
             },
         }),
@@ -184,6 +230,7 @@ pub(super) fn commands() -> Vec<Command> {
         Command::SetInstanceBehavior(SetInstanceBehavior {
             id: ID,
             behavior: Behavior::Hold,
+            deadline_ms: Some(16),
             by: "alice".into(),
             reason: "look".into(),
             evaluation_ids: evaluation_ids.clone(),
@@ -221,4 +268,15 @@ pub(super) fn commands() -> Vec<Command> {
             detail: "no provider".into(),
         }),
     ]
+}
+
+/// At the end of the enum.
+pub(super) fn note_provider() -> Command {
+    Command::NoteProvider(NoteProvider {
+        provider: "local".into(),
+        failing: "list".into(),
+        error: "fatal: token".into(),
+        creates: 1,
+        destroys: 2,
+    })
 }

@@ -89,6 +89,10 @@ impl Maker<'_> {
             boot_timeout_ms: 600_000,
             probe_timeout_ms: if self.dice.one_in(12) { 0 } else { 600_000 },
             max_concurrent_creates: 0,
+            max_creates_per_hour: self.dice.choose(&[0, 3, 1_000]),
+            max_price_micro: self.dice.choose(&[0, 3_000]),
+            protect_after: self.dice.choose(&[0, 1, 10]),
+            backoff_reset_ms: self.dice.choose(&[1, 600_000]),
             types,
             groups: self.groups(),
             paused: None,
@@ -139,7 +143,7 @@ impl Maker<'_> {
             CreateOutcome::Failed {
                 class: self.dice.choose(&LimitClass::ALL),
                 scope: self.limit_scope(),
-                for_ms: self.dice.choose(&[1000, 60_000, u64::MAX]),
+                for_ms: self.dice.choose(&[None, Some(1000), Some(60_000), Some(u64::MAX)]),
                 detail: "no".into(),
             }
         } else {
@@ -243,7 +247,7 @@ impl Maker<'_> {
             0..3 => {
                 let enforce_index = self.dice.one_in(6).then(|| self.dice.below(9));
                 Command::UpsertInstancePool(UpsertInstancePool {
-                    pool: self.pool_row(),
+                    pool: self.pool_row().into(),
                     enforce_index,
                 })
             }
@@ -257,6 +261,7 @@ impl Maker<'_> {
             _ => Command::SetInstanceBehavior(SetInstanceBehavior {
                 id: self.instance(),
                 behavior: self.dice.choose(&Behavior::ALL),
+                deadline_ms: None,
                 by,
                 reason: "look".into(),
                 evaluation_ids: self.evaluation_ids(),
