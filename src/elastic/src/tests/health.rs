@@ -111,13 +111,14 @@ fn at_rest_the_row_stays() {
 #[test]
 fn nothing_is_noted_of_a_provider_without_pools() {
     let mut world = World::new(9);
-    world.pass(2_000);
+    world.lists = false;
+    world.lead();
     let name = "p".into();
     let command = Command::DeleteInstancePool(fsm::pool::DeleteInstancePool { name });
     assert_eq!(world.commit(command), Reply::Done);
-    assert!(!world.driver.state.knows_provider(&"fake".into()));
+    // The row says that it answers.
+    assert_eq!(world.break_calls("list", ErrorClass::Fatal, "token expired"), 1);
     let before = world.driver.state.index();
-    world.lists = false;
     world.pass(MINUTE);
     assert_eq!(world.driver.state.index(), before);
 }
