@@ -65,9 +65,7 @@ impl Turn<'_> {
                 continue;
             }
             for update in &report.updates {
-                if let Some(job) = self.update_allocation(report, update) {
-                    jobs.insert(job, Trigger::RetryFailedAlloc);
-                }
+                jobs.extend(self.update_allocation(report, update));
             }
             if node.missed_index > node.synced_index
                 && let Some(node) = self.state.nodes.get(&report.node).cloned()
@@ -81,8 +79,12 @@ impl Turn<'_> {
         Reply::Evaluations(self.evaluate(&jobs, None, &ids))
     }
 
-    /// Applies one report. Returns the job if it needs an evaluation.
-    fn update_allocation(&mut self, report: &NodeReport, update: &ClientUpdate) -> Option<JobKey> {
+    /// Applies one report. Returns the job, and why, if it needs an evaluation.
+    fn update_allocation(
+        &mut self,
+        report: &NodeReport,
+        update: &ClientUpdate,
+    ) -> Option<(JobKey, Trigger)> {
         let old = self.state.allocations.get(&update.id).cloned()?;
         let stale = update.sequence <= old.client_sequence || old.client.is_terminal();
         if old.node != report.node || stale || update.status == ClientStatus::Lost {
@@ -103,6 +105,9 @@ impl Turn<'_> {
         // A short task may have ended before its start was reported.
         let started = old.client == ClientStatus::Pending
             && matches!(row.client, ClientStatus::Running | ClientStatus::Complete);
+        // A person said that it is healthy before its agent said that it runs: the next step waited for both.
+        let is_awaited =
+            started && row.client == ClientStatus::Running && self.is_healthy_member(&old);
         let affinity_key = started.then(|| self.affinity_key(&row)).flatten();
         let ended = row.client.is_terminal();
         let wanted = !row.is_server_terminal();
@@ -122,6 +127,9 @@ impl Turn<'_> {
         {
             self.note_failure(node, &key, detail);
         }
+        if is_awaited {
+            return Some((key, Trigger::DeploymentWatcher));
+        }
         let replace = match kind? {
             JobKind::Service => true,
             JobKind::Batch => update.status == ClientStatus::Failed,
@@ -129,7 +137,15 @@ impl Turn<'_> {
             JobKind::System => makes_way,
             JobKind::Sysbatch => false,
         };
-        (ended && wanted && replace).then_some(key)
+        (ended && wanted && replace).then_some((key, Trigger::RetryFailedAlloc))
+    }
+
+    /// Whether it counts as healthy in a deployment that goes on.
+    fn is_healthy_member(&self, row: &Allocation) -> bool {
+        row.deployment.is_some_and(|own| {
+            let deployment = self.state.deployments.get(&own.id);
+            own.is_healthy() == Some(true) && deployment.is_some_and(|row| row.is_active())
+        })
     }
 
     /// Whether the current version of a system job takes the place of one that has ended. The pass that left an older one for a later step cannot have

@@ -892,6 +892,21 @@ fn a_person_may_say_who_is_healthy() {
     assert_eq!(rollout.status(id).0, DeploymentStatus::Successful);
 }
 
+/// The next step waits until what a person called healthy runs, too; nothing but its agent's report
+/// tells of that.
+#[test]
+fn one_that_was_called_healthy_before_it_runs_is_looked_at_when_it_does() {
+    let mut rollout = Rollout::default();
+    let id = rollout.begin(version("one", 2, |_| {}), 0);
+    let a = rollout.place(0, false);
+    let evaluation = rollout.driver.evaluation_id();
+    let command = SetAllocationHealth { id, healthy: vec![a], unhealthy: Vec::new(), evaluation };
+    rollout.driver.accept(command.into());
+    assert_eq!(rollout.driver.report(a, Running).len(), 1);
+    assert_eq!(rollout.driver.report(a, Running), []);
+    assert_eq!(rollout.status(id).0, DeploymentStatus::Running);
+}
+
 /// A person's word fails the deployment at once, and the group goes back if it asks for that; the
 /// reply says where to.
 #[test]
