@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use scheduler::{Budget, Pattern};
 use serde_json::{Map, Value};
 
-use super::{Expression, Operator, Selector, wrong};
+use super::{Collection, ELEMENT, Expression, Names, Operator, Selector, wrong};
 use crate::{http::error::Error, jobspec::suggest::nearest};
 
 /// A row that is looked at.
@@ -14,6 +14,25 @@ pub(super) struct Row<'a> {
     whole: Option<&'a dyn Fn() -> Value>,
     made: OnceCell<Value>,
     budget: &'a Budget,
+}
+
+/// The names that hold at a place of an expression, from the inside out.
+pub(super) struct Scope<'s> {
+    names: [(Option<&'s str>, &'s Value); 2],
+    outer: Option<&'s Scope<'s>>,
+}
+
+impl Default for Scope<'_> {
+    fn default() -> Self {
+        Self { names: [(None, &Value::Null); 2], outer: None }
+    }
+}
+
+impl<'s> Scope<'s> {
+    fn find(&self, name: &str) -> Option<&'s Value> {
+        let here = self.names.iter().find(|(known, _)| *known == Some(name));
+        here.map(|(_, value)| *value).or_else(|| self.outer?.find(name))
+    }
 }
 
 impl<'a> Row<'a> {
@@ -25,27 +44,75 @@ impl<'a> Row<'a> {
         Self { shown, whole, made: OnceCell::new(), budget }
     }
 
-    pub(super) fn satisfies(&self, expression: &Expression) -> Result<bool, Error> {
+    pub(super) fn satisfies(
+        &self,
+        expression: &Expression,
+        scope: &Scope<'_>,
+    ) -> Result<bool, Error> {
         Ok(match expression {
-            Expression::And(left, right) => self.satisfies(left)? && self.satisfies(right)?,
-            Expression::Or(left, right) => self.satisfies(left)? || self.satisfies(right)?,
-            Expression::Not(inside) => !self.satisfies(inside)?,
+            Expression::And(left, right) => {
+                self.satisfies(left, scope)? && self.satisfies(right, scope)?
+            }
+            Expression::Or(left, right) => {
+                self.satisfies(left, scope)? || self.satisfies(right, scope)?
+            }
+            Expression::Not(inside) => !self.satisfies(inside, scope)?,
             Expression::Match(selector, operator) => {
                 // What a list shows in place of a block (`Periodic` of a job: whether there is one) is never nil.
                 let of_block = matches!(operator, Operator::IsNil | Operator::IsNotNil);
-                let found = self.find(selector, of_block)?;
+                let found = self.find(selector, scope, of_block)?;
                 matches(found, operator, self.budget)
                     .map_err(|what| wrong(selector.column, what))?
             }
+            Expression::Collection(collection) => self.looks_inside(collection, scope)?,
         })
     }
 
+    /// Whether any or all elements satisfy what is between the braces: of what is not there, all do.
+    fn looks_inside(&self, collection: &Collection, scope: &Scope<'_>) -> Result<bool, Error> {
+        let Collection { every, selector, names, inside } = collection;
+        let found = self.find(selector, scope, false)?;
+        let (elements, is_map): (Vec<(Value, &Value)>, bool) = match found {
+            None | Some(Value::Null) => return Ok(*every),
+            Some(Value::Array(list)) => {
+                (list.iter().enumerate().map(|(at, v)| (Value::from(at), v)).collect(), false)
+            }
+            Some(Value::Object(map)) => {
+                (map.iter().map(|(k, v)| (Value::from(k.as_str()), v)).collect(), true)
+            }
+            Some(value @ (Value::Bool(_) | Value::Number(_) | Value::String(_))) => {
+                let what = format!("{} holds nothing to look at, a list or map does", kind(value));
+                return Err(wrong(selector.column, what));
+            }
+        };
+        for (key, value) in &elements {
+            self.budget.charge(ELEMENT).map_err(|_| {
+                wrong(selector.column, "it looks at too much: ask for fewer lists in lists")
+            })?;
+            let (of_key, of_value) = match names {
+                Names::One(name) if is_map => (name.as_deref(), None),
+                Names::One(name) => (None, name.as_deref()),
+                Names::KeyAndValue(of_key, of_value) => (of_key.as_deref(), of_value.as_deref()),
+            };
+            let inner = Scope { names: [(of_key, key), (of_value, *value)], outer: Some(scope) };
+            if self.satisfies(inside, &inner)? != *every {
+                return Ok(!every);
+            }
+        }
+        Ok(*every)
+    }
+
     /// The value that a selector names; none where a map or list has nothing of that name.
-    fn find(&self, selector: &Selector, in_whole: bool) -> Result<Option<&Value>, Error> {
+    fn find<'s>(
+        &'s self,
+        selector: &Selector,
+        scope: &'s Scope<'_>,
+        in_whole: bool,
+    ) -> Result<Option<&'s Value>, Error> {
         let Some((field, rest)) = selector.path.split_first() else { return Ok(None) };
-        let of_whole =
-            if in_whole { self.whole().and_then(|whole| whole.get(field)) } else { None };
-        let Some(mut value) = of_whole.or_else(|| self.field(field)) else {
+        let of_whole = || in_whole.then(|| self.whole()?.get(field)).flatten();
+        let found = scope.find(field).or_else(of_whole).or_else(|| self.field(field));
+        let Some(mut value) = found else {
             return Err(wrong(selector.column, self.unknown(field)));
         };
         for part in rest {
@@ -144,7 +211,7 @@ fn contains(value: &Value, item: &str) -> Result<bool, String> {
             for element in list {
                 if element.is_object() || element.is_array() {
                     return Err(
-                        "this list holds objects: select a field of one by its position".to_owned()
+                        "this list holds objects: look at them with `any` or `all`, or select one by its position".to_owned()
                     );
                 }
                 if equals(element, item)? {

@@ -3,7 +3,8 @@
 //! ```text
 //!  or     = and { "or" and }
 //!  and    = not { "and" not }
-//!  not    = "not" not | "(" or ")" | match
+//!  not    = "not" not | "(" or ")" | collection | match
+//!  collection = ( "any" | "all" ) selector "as" word [ "," word ] "{" or "}"
 //!  match  = selector ( "==" | "!=" | ["not"] "contains" | ["not"] "matches" ) value
 //!         | selector "is" ["not"] ( "empty" | "nil" )
 //!         | value ["not"] "in" selector
@@ -12,7 +13,7 @@
 
 use scheduler::{Budget, Pattern};
 
-use super::{DEPTH_MAX, Expression, Operator, Selector, wrong};
+use super::{Collection, DEPTH_MAX, Expression, Names, Operator, Selector, wrong};
 use crate::http::error::Error;
 
 /// One word of the text.
@@ -65,6 +66,7 @@ fn tokens(text: &str) -> Result<(Vec<(Token, usize)>, usize), Error> {
             (']', _) => Token::Sign("]"),
             ('{', _) => Token::Sign("{"),
             ('}', _) => Token::Sign("}"),
+            (',', _) => Token::Sign(","),
             ('"' | '`', _) => {
                 let (token, length) = quoted(&chars, at)?;
                 tokens.push((token, column));
@@ -203,17 +205,68 @@ impl Parser<'_> {
             }
             return Ok(inside);
         }
+        if self.is_collection() {
+            return self.collection(depth + 1);
+        }
         self.comparison()
     }
 
-    fn comparison(&mut self) -> Result<Expression, Error> {
-        let (first, column) = (self.peek().cloned(), self.column());
-        if let Some(Token::Word(word)) = &first
-            && (word == "any" || word == "all")
-            && matches!(self.tokens.get(self.next + 1), Some((Token::Word(_), _)))
-        {
-            return Err(wrong(column, format!("`{word}` is not supported by this server")));
+    /// Whether `any` or `all` and a selector come next: both can also name a field.
+    fn is_collection(&self) -> bool {
+        let word = |at: usize| match self.tokens.get(self.next + at) {
+            Some((Token::Word(word), _)) => Some(word.as_str()),
+            Some((Token::Text(_) | Token::Sign(_), _)) | None => None,
+        };
+        let is_selector =
+            !matches!(self.tokens.get(self.next + 1), Some((Token::Sign(_), _)) | None);
+        matches!(word(0), Some("any" | "all"))
+            && is_selector
+            && !matches!(word(1), Some("is" | "in" | "not" | "contains" | "matches"))
+    }
+
+    fn collection(&mut self, depth: usize) -> Result<Expression, Error> {
+        let every = self.word("all");
+        self.next += usize::from(!every);
+        let selector = self.selector()?;
+        if !self.word("as") {
+            return Err(wrong(self.column(), "expected `as` and a name for what is in it"));
         }
+        let first = self.name()?;
+        let names = if self.take(&Token::Sign(",")) {
+            let column = self.column();
+            let second = self.name()?;
+            if first.is_some() && first == second {
+                return Err(wrong(column, "one name cannot be both the key and the value"));
+            }
+            Names::KeyAndValue(first, second)
+        } else {
+            Names::One(first)
+        };
+        if !self.take(&Token::Sign("{")) {
+            return Err(wrong(self.column(), "expected `{`"));
+        }
+        let inside = self.or(depth)?;
+        if !self.take(&Token::Sign("}")) {
+            return Err(wrong(self.column(), "expected `and`, `or` or `}`"));
+        }
+        let collection = Collection { every, selector, names, inside };
+        Ok(Expression::Collection(Box::new(collection)))
+    }
+
+    /// A name that `any` or `all` gives, none for `_`.
+    fn name(&mut self) -> Result<Option<String>, Error> {
+        let column = self.column();
+        let name = match self.peek() {
+            Some(Token::Word(word)) if !word.contains(['.', '/']) => word.clone(),
+            Some(Token::Word(_) | Token::Text(_) | Token::Sign(_)) | None => {
+                return Err(wrong(column, "expected a name for what is in it"));
+            }
+        };
+        self.next += 1;
+        Ok((name != "_").then_some(name))
+    }
+
+    fn comparison(&mut self) -> Result<Expression, Error> {
         if self.is_value_in() {
             let value = self.value()?;
             let negated = self.word("not");

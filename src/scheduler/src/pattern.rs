@@ -57,7 +57,8 @@ impl Budget {
         self.left.get() == 0
     }
 
-    fn charge(&self, cost: u64) -> Result<(), Spent> {
+    /// Takes a cost of it.
+    pub fn charge(&self, cost: u64) -> Result<(), Spent> {
         let is_wanted = !self.abandoned.load(Ordering::Relaxed);
         let left = self.left.get().checked_sub(cost).filter(|left| *left > 0 && is_wanted);
         self.left.set(left.unwrap_or(0));
