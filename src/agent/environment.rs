@@ -127,7 +127,8 @@ fn identity(
     set("DC", spec.datacenter.clone());
     set("CPU_LIMIT", task.cpu_mhz.to_string());
     set("MEMORY_LIMIT", task.memory_mb.to_string());
-    if task.memory_max_mb > 0 {
+    // Without a limit there is nothing to tell.
+    if ![0, fsm::job::TaskResources::UNLIMITED].contains(&task.memory_max_mb) {
         set("MEMORY_MAX_LIMIT", task.memory_max_mb.to_string());
     }
 }

@@ -9,10 +9,17 @@ use crate::jobspec;
 
 /// Warnings, each with the place in the job that it is about.
 pub(super) fn of_cluster(state: &State, spec: &JobSpec) -> Vec<String> {
+    let oversubscription = state.scheduler_configuration().memory_oversubscription;
     let mut warnings = Vec::new();
     let mut said = BTreeSet::new();
     for (group_number, group) in spec.groups.iter().enumerate() {
         for (number, task) in group.tasks.iter().enumerate() {
+            if task.resources.memory_mb_max != 0 && !oversubscription {
+                let name = format!("{}.{}", group.name, task.name);
+                warnings.push(format!(
+                    "Memory oversubscription is not enabled; Task \"{name}\" memory_max value will be ignored. Update the Scheduler Configuration to allow oversubscription."
+                ));
+            }
             if said.insert(&*task.driver) && !has_driver(state, &task.driver) {
                 let path = format!("Job.TaskGroups[{group_number}].Tasks[{number}].Driver");
                 let why = jobspec::say_missing_driver(&task.driver);

@@ -256,6 +256,8 @@ fn tasks() -> Vec<(&'static str, Value, Verdict)> {
         ("~/Resources", json!({"MemoryMB": 9}), Refused("at least 10")),
         ("~/Resources", json!({"MemoryMB": 64, "MemoryMaxMB": 32}), Refused("at least MemoryMB")),
         ("~/Resources", json!({"MemoryMB": 64, "MemoryMaxMB": 0}), Taken),
+        ("~/Resources", json!({"MemoryMB": 64, "MemoryMaxMB": -1}), Taken),
+        ("~/Resources", json!({"MemoryMB": 64, "MemoryMaxMB": -2}), Refused("at least")),
         ("~/Resources", json!({"Cores": 1}), RefusedHere("not supported", NOT_BUILT)),
         ("~/LogConfig", json!({"MaxFiles": 0}), Refused("at least 1")),
         ("~/LogConfig", json!({"MaxFileSizeMB": 0}), Refused("at least 1")),

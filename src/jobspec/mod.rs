@@ -46,6 +46,7 @@ pub use keys::name_all;
 pub use named::{Named, parse_named};
 pub use places::placed;
 pub use pool::{capacity_group_json, instance_pool_json, instance_pool_of, parse_pool, price_json};
+pub(crate) use view::memory_max;
 pub use view::{JobFields, job_json, scaling_policy};
 
 use diagnostic::Sink;

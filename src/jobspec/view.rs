@@ -7,7 +7,7 @@ use fsm::{
     Index, JobKind, JobSpec, JobStatus, TaskGroup, Text, TimeMs,
     job::{
         Affinity, Constraint, DelayFunction, MigrateStrategy, Network, ReschedulePolicy,
-        RestartPolicy, Scaling, Spread, Task, UpdateStrategy,
+        RestartPolicy, Scaling, Spread, Task, TaskResources, UpdateStrategy,
     },
 };
 use serde_json::{Value, json};
@@ -165,7 +165,7 @@ fn task_json(task: &Task) -> Value {
             "DiskMB": 0,
             "IOPS": 0,
             "MemoryMB": task.resources.memory_mb,
-            "MemoryMaxMB": task.resources.memory_mb_max,
+            "MemoryMaxMB": memory_max(task.resources.memory_mb_max),
             "NUMA": Value::Null,
             "Networks": Value::Null,
             "SecretsMB": 0,
@@ -181,6 +181,11 @@ fn task_json(task: &Task) -> Value {
         "Vault": Value::Null,
         "VolumeMounts": Value::Null,
     })
+}
+
+/// What a task may use of memory at most, MiB; -1: all.
+pub(crate) fn memory_max(mb: u64) -> Value {
+    if mb == TaskResources::UNLIMITED { json!(-1) } else { json!(mb) }
 }
 
 /// Milliseconds as the API's integer nanoseconds.

@@ -162,7 +162,7 @@ pub(crate) fn is_live(allocation: &Value) -> bool {
 /// The host ports of an allocation.
 pub(crate) fn ports(allocation: &Value) -> Vec<i64> {
     let ports = allocation["AllocatedResources"]["Shared"]["Ports"].as_array();
-    ports.expect("a list of ports").iter().map(|port| number(&port["Value"])).collect()
+    ports.into_iter().flatten().map(|port| number(&port["Value"])).collect()
 }
 
 /// The number in the brackets of an allocation's name.

@@ -280,7 +280,15 @@ fn task_resources(allocation: &Value, task: &str) -> Option<String> {
         format!("{} MiB", number("Memory", "MemoryMB")),
         format!("{disk} MiB"),
     ];
-    Some(format!("Task Resources:\n{}", table(&["CPU", "Memory", "Disk"], &[line])))
+    let most = match number("Memory", "MemoryMaxMB") {
+        0 => None,
+        -1 => Some("Max: unlimited".to_owned()),
+        mb => Some(format!("Max: {mb} MiB")),
+    };
+    // A blank is shown as it is.
+    let most = most.map(|most| vec![" ".to_owned(), most, " ".to_owned()]);
+    let lines: Vec<_> = std::iter::once(line).chain(most).collect();
+    Some(format!("Task Resources:\n{}", table(&["CPU", "Memory", "Disk"], &lines)))
 }
 
 fn task_section(

@@ -10,7 +10,9 @@ use crate::{
     codec,
     command::Rejection,
     id::Text,
-    job::{Affinity, JobKind, JobSpec, Periodic, Spread, Submission, Task, TaskGroup},
+    job::{
+        Affinity, JobKind, JobSpec, Periodic, Spread, Submission, Task, TaskGroup, TaskResources,
+    },
     limits,
     node::NodeDescription,
     pool::InstancePool,
@@ -246,12 +248,10 @@ impl TaskGroup {
 impl Task {
     fn check(&self) -> Checked {
         let resources = &self.resources;
-        for (what, amount) in [
-            ("cpu", resources.cpu_mhz),
-            ("memory", resources.memory_mb),
-            ("memory_max", resources.memory_mb_max),
-        ] {
-            at_most(what, amount, limits::SIZE_MAX)?;
+        at_most("cpu", resources.cpu_mhz, limits::SIZE_MAX)?;
+        at_most("memory", resources.memory_mb, limits::SIZE_MAX)?;
+        if resources.memory_mb_max != TaskResources::UNLIMITED {
+            at_most("memory_max", resources.memory_mb_max, limits::SIZE_MAX)?;
         }
         let restart = &self.restart;
         check_times(&[

@@ -82,8 +82,12 @@ pub(super) async fn push_allocations(
         let row = state.nodes().get(&node).ok_or_else(|| Status::not_found("node not found"))?;
         let row = Arc::clone(row);
         let mut news = batches(&state, &row, &mut sent, &mut complete);
+        let oversubscription = state.scheduler_configuration().memory_oversubscription;
         drop(state);
-        while let Some(batch) = news.next_batch(|(one, spec)| allocation(one, spec, &row)) {
+        let message = |(one, spec): &(Arc<Allocation>, Arc<JobSpec>)| {
+            allocation(one, spec, &row, oversubscription)
+        };
+        while let Some(batch) = news.next_batch(message) {
             if sender.send(Ok(batch)).await.is_err() {
                 return Ok(());
             }
@@ -216,7 +220,12 @@ fn strings(maps: &[&BTreeMap<Text, Text>]) -> BTreeMap<String, String> {
     pairs.map(|(key, value)| (key.to_string(), value.to_string())).collect()
 }
 
-fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocation {
+fn allocation(
+    row: &Allocation,
+    spec: &JobSpec,
+    node: &fsm::Node,
+    oversubscription: bool,
+) -> pb::Allocation {
     let group = spec.group(&row.group);
     let tasks = group.map(|group| group.tasks.as_slice()).unwrap_or_default();
     let update = group.and_then(|group| group.update);
@@ -249,7 +258,7 @@ fn allocation(row: &Allocation, spec: &JobSpec, node: &fsm::Node) -> pb::Allocat
                 meta: strings(&[&task.meta]),
                 cpu_mhz: task.resources.cpu_mhz,
                 memory_mb: task.resources.memory_mb,
-                memory_max_mb: task.resources.memory_mb_max,
+                memory_max_mb: task.resources.memory_mb_max_given(oversubscription),
                 cores: 0,
                 kill_timeout_ms: task.kill_timeout_ms,
                 kill_signal: task.kill_signal.to_string(),
@@ -322,7 +331,7 @@ mod tests {
     ) -> Vec<pb::AllocationBatch> {
         let node = driver.node_row("n1");
         let batches = batches(&driver.state, node, sent, complete);
-        all(batches, |(row, spec)| allocation(row, spec, node))
+        all(batches, |(row, spec)| allocation(row, spec, node, false))
     }
 
     fn all<T>(
@@ -349,6 +358,22 @@ mod tests {
 
     fn lengths(batches: &[pb::AllocationBatch]) -> Vec<usize> {
         batches.iter().map(|batch| batch.allocations.len()).collect()
+    }
+
+    #[test]
+    fn memory_beyond_what_is_reserved_is_given_where_oversubscription_is_on() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        let mut job = testing::job("web", JobKind::Service, 1);
+        job.groups[0].tasks[0].resources.memory_mb_max = 999;
+        driver.register_job(job);
+        let id = driver.place("web", 0, node);
+        let row = driver.state.allocations().get(&id).expect("it is there");
+        let spec = driver.state.allocation_spec(row).expect("it has a job");
+        for (oversubscription, given) in [(false, 0), (true, 999)] {
+            let message = allocation(row, spec, driver.node_row("n1"), oversubscription);
+            assert_eq!(message.tasks[0].memory_max_mb, given);
+        }
     }
 
     #[test]
@@ -472,7 +497,7 @@ mod tests {
         let made = Cell::new(0_usize);
         let build = |(one, spec): &(Arc<Allocation>, Arc<JobSpec>)| {
             made.set(made.get() + 1);
-            allocation(one, spec, row)
+            allocation(one, spec, row, false)
         };
         let mut said = Vec::new();
         while let Some(batch) = batches.next_batch(build) {

@@ -199,3 +199,49 @@ async fn a_job_is_validated_against_the_cluster() {
     assert_eq!(cluster.state().index(), index, "nothing is written");
     server.stop().await;
 }
+
+/// What `memory_max` asks for counts where oversubscription is on, and -1 is all.
+#[tokio::test]
+async fn memory_beyond_what_is_reserved_is_a_setting() {
+    let cluster = TestCluster::new();
+    cluster.add_node(NODE, "10.0.0.7:4646");
+    let server = TestServer::start(cluster.clone()).await;
+    let path = "/v1/operator/scheduler/configuration";
+    let mut configuration = server.get(path).await.ok()["SchedulerConfig"].clone();
+    for (on, asked, shown, warns) in [
+        (false, 512, 0, true),
+        (true, 512, 512, false),
+        (true, -1, -1, false),
+        (false, 0, 0, false),
+    ] {
+        configuration["MemoryOversubscriptionEnabled"] = on.into();
+        server.put(path, &configuration).await.ok();
+        let id = format!("web-{on}-{asked}");
+        let mut job = web_job(&id);
+        job["TaskGroups"][0]["Tasks"][0]["Resources"] =
+            json!({ "CPU": 100, "MemoryMB": 64, "MemoryMaxMB": asked });
+        let job = json!({ "Job": job });
+        let registered = server.put("/v1/jobs", &job).await.ok();
+        let validated = server.put("/v1/validate/job", &job).await.ok();
+        let planned = server.put(&format!("/v1/job/{id}/plan"), &job).await.ok();
+        for answer in [&registered, &validated, &planned] {
+            let said = answer["Warnings"].as_str().unwrap();
+            let warning = "Memory oversubscription is not enabled; Task \"web.server\" memory_max value will be ignored. Update the Scheduler Configuration to allow oversubscription.";
+            assert_eq!(said.contains(warning), warns, "{on} {asked}: {said}");
+        }
+        let stored = server.get(&format!("/v1/job/{id}")).await.ok();
+        let resources = &stored["TaskGroups"][0]["Tasks"][0]["Resources"];
+        assert_eq!(resources["MemoryMaxMB"], json!(asked), "what was asked for is kept");
+        let evaluation = registered["EvalID"].as_str().unwrap().parse().unwrap();
+        let placed = cluster.place(&JobKey::new("default", id.as_str()), evaluation, NODE);
+        let placed = server.get(&format!("/v1/allocation/{placed}")).await.ok();
+        let of_task = &placed["AllocatedResources"]["Tasks"]["server"]["Memory"];
+        let old = &placed["TaskResources"]["server"];
+        let all = [of_task, old, &placed["Resources"]].map(|one| &one["MemoryMaxMB"]);
+        assert_eq!(all, [&json!(shown); 3], "{on} {asked}");
+        let fields = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(fields(old), fields(resources), "the old form has all fields");
+        assert_eq!(fields(&placed["Resources"]), fields(resources));
+    }
+    server.stop().await;
+}

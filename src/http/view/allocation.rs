@@ -8,7 +8,10 @@ use fsm::{
 use serde_json::{Map, Value, json};
 
 use super::{id_or_empty, placement::placement_metrics, task_event::task_event, text};
-use crate::http::{jobs_bridge, time};
+use crate::{
+    http::{jobs_bridge, time},
+    jobspec,
+};
 
 /// An allocation in a list.
 pub(crate) fn allocation_stub(
@@ -48,19 +51,11 @@ pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
     let placed_by = metrics.map_or(Value::Null, |metrics| placement_metrics(metrics, group));
     let mut value = common(state, allocation);
     if let Value::Object(object) = &mut value {
-        let resources = allocation.resources;
         let more = [
             ("Job", job),
             ("TaskStates", task_states(&allocation.tasks)),
-            (
-                "Resources",
-                json!({
-                    "CPU": resources.cpu_mhz,
-                    "MemoryMB": resources.memory_mb,
-                    "DiskMB": resources.disk_mb,
-                }),
-            ),
-            ("TaskResources", task_resources(allocation, spec)),
+            ("Resources", all_resources(state, allocation, spec)),
+            ("TaskResources", task_resources(state, allocation, spec)),
             ("AllocatedResources", allocated_resources(state, allocation, spec)),
             ("Metrics", placed_by),
             (
@@ -155,42 +150,91 @@ fn reschedule_tracker(allocation: &Allocation) -> Value {
     json!({ "Events": events })
 }
 
-fn task_resources(allocation: &Allocation, spec: Option<&JobSpec>) -> Value {
+/// The tasks of an allocation, with what each may use of memory at most here.
+fn sized_tasks<'s>(
+    state: &State,
+    allocation: &Allocation,
+    spec: Option<&'s JobSpec>,
+) -> impl Iterator<Item = (&'s fsm::job::Task, u64)> {
+    let oversubscription = state.scheduler_configuration().memory_oversubscription;
     let group = spec.and_then(|spec| spec.group(&allocation.group));
-    let tasks: Map<_, _> = group
-        .into_iter()
-        .flat_map(|group| &group.tasks)
-        .map(|task| {
-            let resources =
-                json!({ "CPU": task.resources.cpu_mhz, "MemoryMB": task.resources.memory_mb });
+    let tasks = group.into_iter().flat_map(|group| &group.tasks);
+    tasks.map(move |task| (task, task.resources.memory_mb_max_given(oversubscription)))
+}
+
+/// The form that resources had before there were tasks in it; clients still read it.
+fn flat_resources(cpu_mhz: u64, memory: (u64, Value), disk_mb: u64, networks: Value) -> Value {
+    json!({
+        "CPU": cpu_mhz,
+        "Cores": 0,
+        "MemoryMB": memory.0,
+        "MemoryMaxMB": memory.1,
+        "DiskMB": disk_mb,
+        "IOPS": 0,
+        "Networks": networks,
+        "Devices": Value::Null,
+        "NUMA": Value::Null,
+        "SecretsMB": 0,
+    })
+}
+
+/// Of all tasks together: what one may use at most is what it has where it says nothing.
+fn all_resources(state: &State, allocation: &Allocation, spec: Option<&JobSpec>) -> Value {
+    let (mut memory_mb_max, mut differs) = (0_u64, false);
+    for (task, max) in sized_tasks(state, allocation, spec) {
+        differs |= max != 0;
+        memory_mb_max = memory_mb_max.saturating_add(task.resources.memory_mb.max(max));
+    }
+    let max = if differs { memory_mb_max } else { 0 };
+    let group = spec.and_then(|spec| spec.group(&allocation.group));
+    let resources = allocation.resources;
+    flat_resources(
+        resources.cpu_mhz,
+        (resources.memory_mb, jobspec::memory_max(max)),
+        resources.disk_mb,
+        list_or_null(networks(allocation, group, &node_address(state, allocation))),
+    )
+}
+
+fn task_resources(state: &State, allocation: &Allocation, spec: Option<&JobSpec>) -> Value {
+    let tasks: Map<_, _> = sized_tasks(state, allocation, spec)
+        .map(|(task, max)| {
+            let memory = (task.resources.memory_mb, jobspec::memory_max(max));
+            let resources = flat_resources(task.resources.cpu_mhz, memory, 0, Value::Null);
             (task.name.to_string(), resources)
         })
         .collect();
     tasks.into()
 }
 
+fn list_or_null(list: Vec<Value>) -> Value {
+    if list.is_empty() { Value::Null } else { list.into() }
+}
+
+fn node_address(state: &State, allocation: &Allocation) -> Text {
+    let node = state.nodes().get(&allocation.node);
+    node.map_or_else(|| Text::from(""), |node| node.description.resources.address.clone())
+}
+
 fn allocated_resources(state: &State, allocation: &Allocation, spec: Option<&JobSpec>) -> Value {
     let group = spec.and_then(|spec| spec.group(&allocation.group));
-    let tasks: Map<_, _> = group
-        .into_iter()
-        .flat_map(|group| &group.tasks)
-        .map(|task| {
+    let tasks: Map<_, _> = sized_tasks(state, allocation, spec)
+        .map(|(task, max)| {
             let resources = json!({
-                "Cpu": { "CpuShares": task.resources.cpu_mhz },
+                "Cpu": { "CpuShares": task.resources.cpu_mhz, "ReservedCores": Value::Null },
                 "Memory": {
                     "MemoryMB": task.resources.memory_mb,
-                    "MemoryMaxMB": task.resources.memory_mb_max,
+                    "MemoryMaxMB": jobspec::memory_max(max),
+                    "SecretsMB": 0,
                 },
-                "Networks": [],
-                "Devices": [],
+                "Networks": Value::Null,
+                "Devices": Value::Null,
             });
             (task.name.to_string(), resources)
         })
         .collect();
-    let address = state
-        .nodes()
-        .get(&allocation.node)
-        .map_or_else(|| Text::from(""), |node| node.description.resources.address.clone());
+    let lifecycles: Map<_, _> = tasks.keys().map(|name| (name.clone(), Value::Null)).collect();
+    let address = node_address(state, allocation);
     let ports: Vec<Value> = allocation
         .ports
         .iter()
@@ -205,11 +249,11 @@ fn allocated_resources(state: &State, allocation: &Allocation, spec: Option<&Job
         .collect();
     json!({
         "Tasks": tasks,
-        "TaskLifecycles": {},
+        "TaskLifecycles": lifecycles,
         "Shared": {
             "DiskMB": allocation.resources.disk_mb,
-            "Networks": networks(allocation, group, &address),
-            "Ports": ports,
+            "Networks": list_or_null(networks(allocation, group, &address)),
+            "Ports": list_or_null(ports),
         },
     })
 }
@@ -234,10 +278,8 @@ fn networks(allocation: &Allocation, group: Option<&fsm::TaskGroup>, address: &T
     };
     let (reserved, dynamic): (Vec<_>, Vec<_>) =
         allocation.ports.iter().partition(|port| is_static(&port.label));
-    let list = |ports: Vec<&fsm::resources::Port>| {
-        let ports: Vec<Value> = ports.into_iter().map(port).collect();
-        if ports.is_empty() { Value::Null } else { ports.into() }
-    };
+    let list =
+        |ports: Vec<&fsm::resources::Port>| list_or_null(ports.into_iter().map(port).collect());
     let mode = group.and_then(|group| group.network.as_ref()).map_or("", fsm::job::Network::mode);
     vec![json!({
         "Mode": mode,

@@ -334,10 +334,17 @@ fn resources(fields: &mut Fields<'_>, name: &str, report: &mut Report) -> TaskRe
     let given = block.value("MemoryMB").is_some();
     let asked = block.count("MemoryMB", MEMORY_MB_MIN, report);
     let memory_mb = asked.unwrap_or(default.memory_mb);
-    let memory_mb_max = block.count("MemoryMaxMB", 0, report).unwrap_or(0);
+    let is_unlimited = block.value("MemoryMaxMB").and_then(Value::as_i64) == Some(-1);
+    let memory_mb_max = if is_unlimited {
+        TaskResources::UNLIMITED
+    } else {
+        block.count("MemoryMaxMB", 0, report).unwrap_or(0)
+    };
     let comparable = memory_mb_max != 0 && (asked.is_some() || !given);
     if comparable && memory_mb_max < memory_mb {
-        let message = format!("must be at least MemoryMB ({memory_mb}), is {memory_mb_max}");
+        let message = format!(
+            "must be at least MemoryMB ({memory_mb}), or -1 for no limit, is {memory_mb_max}"
+        );
         report.error(block.at("MemoryMaxMB"), message);
     }
     let cpu_mhz = block.count("CPU", 1, report).unwrap_or(default.cpu_mhz);

@@ -242,8 +242,18 @@ pub struct TaskResources {
     pub cpu_mhz: u64,
     /// MiB reserved.
     pub memory_mb: u64,
-    /// MiB allowed at most when oversubscription is on; 0: the same as reserved.
+    /// MiB allowed at most when oversubscription is on; 0: the same as reserved; [`Self::UNLIMITED`].
     pub memory_mb_max: u64,
+}
+
+impl TaskResources {
+    /// As `memory_mb_max`: all that there is.
+    pub const UNLIMITED: u64 = u64::MAX;
+
+    /// `memory_mb_max` as it counts: where nothing may be used beyond what is reserved, nobody has asked for it.
+    pub fn memory_mb_max_given(&self, oversubscription: bool) -> u64 {
+        if oversubscription { self.memory_mb_max } else { 0 }
+    }
 }
 
 /// Log rotation of one task.
