@@ -107,12 +107,16 @@ pub(crate) fn unasked(state: &State) -> Vec<String> {
 
 fn unasked_of(row: &Allocation) -> Option<String> {
     let ordered = RESTARTS.with_borrow(|all| all.get(&row.id).copied().unwrap_or(0));
-    let mut events = row.tasks.values().flat_map(|task| &task.events);
+    // An order's restart says so before its next run, as one by policy does.
+    let restarting = row.tasks.values().map(|task| {
+        u32::try_from(task.events.iter().filter(|event| &*event.kind == "Restarting").count())
+            .unwrap_or(u32::MAX)
+    });
     if row.client == ClientStatus::Failed && !failed_by_node(row.id) {
         Some("failed, and nothing fails there".to_owned())
     } else if row.tasks.values().any(|task| task.restarts > ordered) {
         Some(format!("was restarted more often than by the {ordered} orders to"))
-    } else if events.any(|event| &*event.kind == "Restarting") {
+    } else if restarting.max() > Some(ordered) {
         Some("is to run again as if it had failed".to_owned())
     } else if row.desired != DesiredStatus::Run && !row.client.is_terminal() {
         Some(format!("was to end, and is said to be {}", row.client.name()))
@@ -196,14 +200,15 @@ mod tests {
         assert!(told(&restarted).contains("more often than by the 0 orders"));
         restarts(id);
         assert_eq!(told(&restarted), "", "it was ordered");
-        let by_policy = |row: &mut Allocation| {
+        let by_policy = |row: &mut Allocation, times: usize| {
             let (at_ms, exit_code, signal) = (1, None, None);
             let (kind, message) = ("Restarting".into(), "in 1 s".into());
             let event = TaskEvent { kind, at_ms, message, exit_code, signal };
-            let task = TaskState { events: vec![event], ..TaskState::default() };
+            let task = TaskState { events: vec![event; times], ..TaskState::default() };
             Arc::make_mut(&mut row.tasks).insert("t".into(), task);
         };
-        assert!(told(&by_policy).contains("as if it had failed"));
+        assert_eq!(told(&|row| by_policy(row, 1)), "", "it is of the order");
+        assert!(told(&|row| by_policy(row, 2)).contains("as if it had failed"));
         let stopped = |row: &mut Allocation| row.desired = DesiredStatus::Stop;
         assert!(told(&stopped).contains("was to end"));
         let failed = |row: &mut Allocation| row.client = ClientStatus::Failed;

@@ -253,35 +253,33 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// Restarts the running tasks among these; how many there were.
+    /// Restarts the running tasks among these, `named` if somebody chose them; how many there were.
     pub(crate) fn restart(
         &mut self,
-        policy: &GroupPolicy,
         tasks: &[usize],
+        named: bool,
         now: Moment,
         out: &mut Vec<Action>,
     ) -> usize {
         self.changed = true;
-        let restarted = tasks
-            .iter()
-            .filter(|task| self.tasks[**task].restart(**task, &policy.tasks[**task], now, out));
-        restarted.count()
+        tasks.iter().filter(|task| self.tasks[**task].restart(**task, named, now, out)).count()
+    }
+
+    /// The runs of these tasks that end so that another begins: position and attempt.
+    pub(crate) fn ending_to_restart(&self, tasks: &[usize]) -> Vec<(usize, u32)> {
+        let runs = tasks.iter().map(|task| (*task, &self.tasks[*task]));
+        runs.filter(|(_, run)| run.ends_to_restart()).map(|(at, run)| (at, run.attempt)).collect()
     }
 
     /// Runs all tasks anew, those that have ended too. False: the allocation has ended, or is to end, so that its resources are given to others.
-    pub(crate) fn restart_all(
-        &mut self,
-        policy: &GroupPolicy,
-        now: Moment,
-        out: &mut Vec<Action>,
-    ) -> bool {
+    pub(crate) fn restart_all(&mut self, now: Moment, out: &mut Vec<Action>) -> bool {
         if self.is_terminal() || self.is_stopping() {
             return false;
         }
         self.changed = true;
         let mut restarted = false;
         for (position, task) in self.tasks.iter_mut().enumerate() {
-            restarted |= task.restart_ended(position, &policy.tasks[position], now, out);
+            restarted |= task.restart_ended(position, now, out);
         }
         restarted
     }
@@ -310,7 +308,7 @@ impl AllocationRunner {
             self.stopping = Stopping::Now;
         }
         for (position, task) in self.tasks.iter_mut().enumerate() {
-            task.tick(position, &policy.tasks[position], now, out);
+            task.tick(position, now, out);
         }
         self.settle(policy, now, out);
         too_long
@@ -530,6 +528,7 @@ mod tests {
     const BAD: ExitResult =
         ExitResult { exit_code: 7, signal: 0, oom_killed: false, error: None, lost: false };
 
+    #[derive(Clone)]
     struct Bench {
         policy: GroupPolicy,
         runner: AllocationRunner,
@@ -604,9 +603,9 @@ mod tests {
         let mut bench = Bench::running(&["a", "b", "c"], |_| {});
         bench.exited(0, &OK);
         assert_eq!(bench.exited(1, &BAD), []); // It waits for its restart.
-        let ran = bench.runner.restart(&bench.policy, &[0, 1], bench.now, &mut bench.actions);
+        let ran = bench.runner.restart(&[0, 1], false, bench.now, &mut bench.actions);
         assert_eq!(ran, 0, "a plain restart is for what runs");
-        assert!(bench.runner.restart_all(&bench.policy, bench.now, &mut bench.actions));
+        assert!(bench.runner.restart_all(bench.now, &mut bench.actions));
         assert_eq!(std::mem::take(&mut bench.actions), [Action::Kill { task: 2 }]);
         let starts = [0, 1].map(|task| Action::Start { task, attempt: 2 });
         assert_eq!(bench.after(0), starts);
@@ -632,7 +631,7 @@ mod tests {
             });
         });
         assert_eq!(bench.exited(0, &BAD), [Action::Kill { task: 1 }]);
-        assert!(bench.runner.restart_all(&bench.policy, bench.now, &mut bench.actions));
+        assert!(bench.runner.restart_all(bench.now, &mut bench.actions));
         assert_eq!(bench.after(0), [Action::Start { task: 0, attempt: 2 }], "none is killed twice");
         bench.exited(1, &BAD);
         assert_eq!(bench.after(0), [Action::Start { task: 1, attempt: 2 }]);
@@ -677,11 +676,11 @@ mod tests {
     fn what_has_ended_as_a_whole_or_is_to_end_is_not_restarted() {
         let mut ended = Bench::running(&["a"], |_| {});
         ended.exited(0, &OK);
-        assert!(!ended.runner.restart_all(&ended.policy, ended.now, &mut ended.actions));
+        assert!(!ended.runner.restart_all(ended.now, &mut ended.actions));
         let mut stopped = Bench::running(&["a", "b"], |_| {});
         stopped.exited(0, &OK);
         stopped.stop();
-        assert!(!stopped.runner.restart_all(&stopped.policy, stopped.now, &mut stopped.actions));
+        assert!(!stopped.runner.restart_all(stopped.now, &mut stopped.actions));
         assert_eq!((ended.after(9), stopped.after(9)), (vec![], vec![]));
     }
 
@@ -708,7 +707,7 @@ mod tests {
     fn who_is_stopped_while_it_restarts_does_not_start_again() {
         for booted in [None, Some(false), Some(true)] {
             let mut bench = Bench::running(&["a"], |_| {});
-            bench.runner.restart(&bench.policy, &[0], bench.now, &mut bench.actions);
+            bench.runner.restart(&[0], true, bench.now, &mut bench.actions);
             assert_eq!(std::mem::take(&mut bench.actions), [Action::Kill { task: 0 }]);
             bench.stop();
             match booted {
@@ -718,6 +717,55 @@ mod tests {
             assert_eq!(bench.after(60_000), []);
             assert_eq!(bench.status(), "complete", "{booted:?}");
         }
+    }
+
+    #[test]
+    fn a_second_restart_is_taken_while_the_first_waits_for_the_end() {
+        let mut bench = Bench::running(&["a", "b"], |_| {});
+        let restart = |bench: &mut Bench, tasks: &[usize], named| {
+            let taken = bench.runner.restart(tasks, named, bench.now, &mut bench.actions);
+            (taken, std::mem::take(&mut bench.actions))
+        };
+        let (taken, asked) = restart(&mut bench, &[0], true);
+        assert_eq!((taken, asked), (1, vec![Action::Kill { task: 0 }]));
+        assert_eq!(bench.runner.ending_to_restart(&[0, 1]), [(0, 1)]);
+        assert_eq!(restart(&mut bench, &[0], true), (1, vec![]), "it is asked to end once");
+        let (taken, asked) = restart(&mut bench, &[0, 1], false);
+        assert_eq!((taken, asked), (2, vec![Action::Kill { task: 1 }]));
+        bench.exited(0, &BAD);
+        assert_eq!(bench.runner.ending_to_restart(&[0, 1]), [(1, 1)]);
+        assert_eq!(bench.after(0), [Action::Start { task: 0, attempt: 2 }], "one start for both");
+        assert_eq!(restart(&mut bench, &[0], true).0, 0, "it does not run yet");
+        let report = bench.runner.status(&bench.policy, [5; 16]);
+        let said: Vec<_> = report.tasks["a"].events.iter().skip(3).collect();
+        let said: Vec<_> = said.iter().map(|event| (&*event.kind, &*event.message)).collect();
+        let expected = [
+            ("Restart Signaled", "User requested task to restart"),
+            ("Restart Signaled", "User requested task to restart"),
+            ("Restart Signaled", "User requested running tasks to restart"),
+            ("Terminated", "Exit Code: 7"),
+            ("Restarting", "Task restarting in 0s"),
+        ];
+        assert_eq!(said, expected);
+        bench.stop();
+        assert_eq!(restart(&mut bench, &[1], true).0, 0, "it is to end for good");
+    }
+
+    #[test]
+    fn signals_reach_what_is_to_end_until_it_has_ended() {
+        let mut bench = Bench::running(&["a"], |message| message.tasks[0].shutdown_delay_ms = 50);
+        assert_eq!(bench.stop(), []);
+        assert!(bench.runner.signaled(0, "SIGUSR1", bench.now), "in its delay");
+        assert_eq!(bench.after(50), [Action::Kill { task: 0 }]);
+        assert!(bench.runner.signaled(0, "SIGUSR1", bench.now), "in its kill_timeout");
+        bench.exited(0, &OK);
+        assert!(!bench.runner.signaled(0, "SIGUSR1", bench.now));
+        let report = bench.runner.status(&bench.policy, [5; 16]);
+        let kinds: Vec<_> = report.tasks["a"].events.iter().map(|event| &*event.kind).collect();
+        let (killing, delay) = ("Killing", "Waiting for shutdown delay");
+        let expected =
+            ["Started", killing, delay, "Signaling", "Signaling", "Terminated", "Killed"];
+        assert_eq!(kinds[2..], expected, "the kill begins with its delay");
     }
 
     #[test]
@@ -820,7 +868,7 @@ mod tests {
     #[test]
     fn a_restart_that_a_boot_cut_off_is_not_made_twice() {
         let mut bench = Bench::running(&["a"], |_| {});
-        assert_eq!(bench.runner.restart(&bench.policy, &[0], bench.now, &mut bench.actions), 1);
+        assert_eq!(bench.runner.restart(&[0], true, bench.now, &mut bench.actions), 1);
         bench.rewind(true);
         bench.actions.clear();
         bench.runner.start(bench.now, &mut bench.actions);
@@ -936,7 +984,7 @@ mod tests {
         assert_eq!(bench.health(), (1, Some(false)), "it has had its time");
     }
 
-    /// What runs on as an instance of another version is looked at again, and is healthy at once.
+    /// What runs on as an instance of another version is looked at again, for as long as a new one.
     #[test]
     fn another_deployment_asks_again() {
         let mut bench = watched(&["a"], 1);
@@ -947,6 +995,18 @@ mod tests {
         bench.runner.take_changed();
         bench.runner.revise(&bench.policy, bench.now);
         assert!(bench.runner.take_changed());
+        assert_eq!(bench.health(), (2, None));
+        assert_eq!(bench.runner.next_deadline(), Some(bench.now.since_boot_ms + 1_000));
+        let mut ending = bench.clone();
+        for _ in 0..2 {
+            ending.exited(0, &BAD);
+            ending.after(13);
+            ending.runner.started(&ending.policy, 0, ending.now, &mut ending.actions);
+        }
+        assert_eq!(ending.health(), (2, Some(false)), "it does not do in its new place");
+        bench.after(999);
+        assert_eq!(bench.health(), (2, None));
+        bench.restart_agent(1);
         assert_eq!(bench.health(), (2, Some(true)));
         bench.stop();
         assert_eq!(bench.health(), (2, Some(true)));

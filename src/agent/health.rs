@@ -16,7 +16,7 @@ use super::{
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(crate) struct HealthPolicy {
     deployment: DeploymentId,
-    /// All tasks must have been running for so long, ms.
+    /// All tasks must have been running for so long as what they are now, ms.
     running_ms_min: u64,
     /// And be healthy so long after the agent knew of the deployment, ms.
     deadline_ms: u64,
@@ -37,6 +37,9 @@ impl HealthPolicy {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct HealthWatch {
     policy: Option<HealthPolicy>,
+    /// Since when it is watched for this deployment: tasks that run on through an update in place count from here.
+    #[serde(default)]
+    since_ms: u64,
     /// Since when all tasks have been running.
     running_since_ms: Option<u64>,
     deadline_at_ms: u64,
@@ -54,6 +57,7 @@ impl HealthWatch {
     fn begin(&mut self, policy: Option<HealthPolicy>, now: Moment) {
         let deadline_ms = policy.map_or(0, |policy| policy.deadline_ms);
         self.policy = policy;
+        self.since_ms = now.since_boot_ms;
         self.deadline_at_ms = now.since_boot_ms.saturating_add(deadline_ms);
         self.verdict = None;
     }
@@ -97,7 +101,7 @@ impl HealthWatch {
 
     fn healthy_at_ms(&self) -> Option<u64> {
         let min = self.policy?.running_ms_min;
-        Some(self.running_since_ms?.saturating_add(min))
+        Some(self.running_since_ms?.max(self.since_ms).saturating_add(min))
     }
 
     /// When to look next though nothing happens, in time since boot.

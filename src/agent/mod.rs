@@ -270,10 +270,10 @@ impl Agent {
         self.node_id
     }
 
-    /// Runs the tasks of an allocation anew. Returns when they were asked to end, or why they were not.
+    /// Has the tasks of an allocation run anew. Returns when that is ordered, or why it is not; does not wait for their end.
     pub async fn restart_tasks(&self, allocation: fsm::AllocationId) -> Result<(), String> {
         let node = &self.node.as_ref().ok_or("simulated nodes take no orders")?.node;
-        node.order(allocation, Order::Restart { task: None }).await
+        node.give(allocation, Order::Restart { task: None }).await.map(drop)
     }
 
     /// Ends the agent. Its tasks run on, unless the settings say that they end with it.

@@ -206,14 +206,20 @@ impl LocalNode {
 
     /// Has an order carried out; what came of it.
     pub(crate) async fn order(&self, id: AllocationId, order: Order) -> Result<(), String> {
+        self.give(id, order).await?.await.unwrap_or_else(|_| Err(nothing_runs()))
+    }
+
+    /// Gives an order to an allocation, and who says later what came of it.
+    pub(crate) async fn give(
+        &self,
+        id: AllocationId,
+        order: Order,
+    ) -> Result<oneshot::Receiver<Result<(), String>>, String> {
         let orders = self.lock().entries.get(&id).map(|entry| entry.orders.clone());
         let orders = orders.ok_or_else(|| format!("Unknown allocation \"{id}\""))?;
         let (answer, answered) = oneshot::channel();
-        let ended = "Task not running".to_owned();
-        if orders.send((order, answer)).await.is_err() {
-            return Err(ended);
-        }
-        answered.await.unwrap_or(Err(ended))
+        orders.send((order, answer)).await.map_err(|_| nothing_runs())?;
+        Ok(answered)
     }
 
     /// Allocations that have not ended, and all.
@@ -499,6 +505,10 @@ async fn run_alone(
     };
     shared.outbox.repeat(id, status);
     shared.ended.notify_one();
+}
+
+fn nothing_runs() -> String {
+    "Task not running".to_owned()
 }
 
 /// Another allocation of this node must end first: it holds one of the ports, is the one that is

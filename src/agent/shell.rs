@@ -175,8 +175,16 @@ pub(crate) struct Shell {
     view: Arc<Mutex<View>>,
     wishes: watch::Receiver<Wish>,
     orders: mpsc::Receiver<Ordered>,
+    /// Who asked for restarts and still waits. Each is a request with a connection of its own, whose bound is theirs.
+    restarts: Vec<AwaitedRestart>,
     happenings: FuturesUnordered<BoxFuture<'static, Happening>>,
     actions: Vec<Action>,
+}
+
+/// A restart that is answered when these runs have ended: positions and attempts.
+struct AwaitedRestart {
+    runs: Vec<(usize, u32)>,
+    answer: oneshot::Sender<Result<(), String>>,
 }
 
 impl Shell {
@@ -203,6 +211,7 @@ impl Shell {
             unheard: false,
             wishes,
             orders,
+            restarts: Vec::new(),
         };
         (shell, view)
     }
@@ -212,6 +221,7 @@ impl Shell {
         self.begin(origin).await;
         loop {
             self.publish().await;
+            self.answer_restarts();
             if self.runner.is_terminal() {
                 break;
             }
@@ -420,7 +430,20 @@ impl Shell {
         }
     }
 
-    /// The answer to a restart comes when the tasks have been asked to end, that to a signal when it was delivered.
+    /// Answers the restarts whose runs have ended, which is stored by now.
+    fn answer_restarts(&mut self) {
+        let tasks = self.runner.tasks();
+        let runs = |(task, attempt): &(usize, u32)| {
+            tasks[*task].attempt == *attempt && tasks[*task].may_have_process()
+        };
+        // Who asked may have gone; that goes for all answers.
+        self.restarts.retain(|restart| !restart.answer.is_closed());
+        for ended in self.restarts.extract_if(.., |restart| !restart.runs.iter().any(runs)) {
+            drop(ended.answer.send(Ok(())));
+        }
+    }
+
+    /// The answer to a restart comes when the tasks have ended, that to a signal when it was delivered.
     fn carry_out(&mut self, order: &Order, answer: oneshot::Sender<Result<(), String>>) {
         let now = self.shared.clock.now();
         let name = order.task();
@@ -434,15 +457,20 @@ impl Shell {
             .collect();
         let refused = || Err("Task not running".to_owned());
         match order {
-            Order::Restart { .. } => {
-                let restarted =
-                    self.runner.restart(&self.spec.policy, &chosen, now, &mut self.actions);
-                // Who asked may have gone; that goes for all answers.
-                drop(answer.send(if restarted == 0 { refused() } else { Ok(()) }));
-            }
-            Order::RestartAll => {
-                let restarted = self.runner.restart_all(&self.spec.policy, now, &mut self.actions);
-                drop(answer.send(if restarted { Ok(()) } else { refused() }));
+            Order::Restart { .. } | Order::RestartAll => {
+                let taken = match order {
+                    Order::RestartAll => self.runner.restart_all(now, &mut self.actions),
+                    Order::Restart { .. } | Order::Signal { .. } => {
+                        let named = name.is_some();
+                        self.runner.restart(&chosen, named, now, &mut self.actions) > 0
+                    }
+                };
+                if taken {
+                    let runs = self.runner.ending_to_restart(&chosen);
+                    self.restarts.push(AwaitedRestart { runs, answer });
+                } else {
+                    drop(answer.send(refused()));
+                }
             }
             Order::Signal { signal, .. } => {
                 let runs: Vec<Run> = chosen

@@ -170,7 +170,7 @@ pub(crate) enum EventKind {
     LeaderTaskDead,
     /// `Sibling Task Failed`
     SiblingTaskFailed,
-    /// `Waiting for Shutdown Delay`
+    /// `Waiting for shutdown delay`
     WaitingForShutdownDelay,
     /// `Signaling`
     Signaling,
@@ -196,7 +196,7 @@ impl EventKind {
             Self::Killed => "Killed",
             Self::LeaderTaskDead => "Leader Task Dead",
             Self::SiblingTaskFailed => "Sibling Task Failed",
-            Self::WaitingForShutdownDelay => "Waiting for Shutdown Delay",
+            Self::WaitingForShutdownDelay => "Waiting for shutdown delay",
             Self::Signaling => "Signaling",
             Self::NodeFailure => "Node Failure",
             Self::RestartSignaled => "Restart Signaled",
@@ -336,6 +336,11 @@ impl TaskRunner {
         }
     }
 
+    /// The end of its run is waited for because somebody wants another.
+    pub(crate) fn ends_to_restart(&self) -> bool {
+        self.phase == Phase::Killing && self.restart_wanted
+    }
+
     /// Starts a pending task.
     pub(crate) fn start(&mut self, task: usize, now: Moment, out: &mut Vec<Action>) {
         if self.phase != Phase::Pending {
@@ -458,6 +463,7 @@ impl TaskRunner {
             self.node_failure = exit.error.as_deref().map(Into::into);
         }
         if std::mem::take(&mut self.restart_wanted) {
+            self.event(now, EventKind::Restarting, "Task restarting in 0s");
             self.phase = Phase::Waiting { until_ms: now.since_boot_ms };
             return;
         }
@@ -488,6 +494,11 @@ impl TaskRunner {
             }
             KillReason::RunTimeOver => self.event(now, EventKind::Killing, RUN_TIME_OVER),
         }
+        if matches!(self.phase, Phase::Running | Phase::Killing) {
+            let timeout = go_duration(policy.kill_timeout_ms);
+            let message = format!("Sent interrupt. Waiting {timeout} before force killing");
+            self.event(now, EventKind::Killing, &message);
+        }
         match self.phase {
             Phase::Starting | Phase::Dead => {}
             Phase::Pending | Phase::Waiting { .. } => {
@@ -503,7 +514,7 @@ impl TaskRunner {
                 self.phase = Phase::ShutdownDelay { until_ms };
             }
             Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => {
-                self.send_kill(task, policy, now, out);
+                self.send_kill(task, out);
             }
         }
     }
@@ -517,20 +528,25 @@ impl TaskRunner {
         }
     }
 
-    /// Somebody wants it to run anew. False: it does not run.
+    /// Somebody wants it to run anew, also while it ends for the sake of an earlier such wish. False: it does not run, or is to end.
     pub(crate) fn restart(
         &mut self,
         task: usize,
-        policy: &TaskPolicy,
+        named: bool,
         now: Moment,
         out: &mut Vec<Action>,
     ) -> bool {
-        if self.phase != Phase::Running || self.kill.is_some() {
+        let ends_to_restart = self.ends_to_restart();
+        if self.kill.is_some() || !(ends_to_restart || self.phase == Phase::Running) {
             return false;
         }
-        self.event(now, EventKind::RestartSignaled, "User requested running task to restart");
+        let which = if named { "task" } else { "running tasks" };
+        let message = format!("User requested {which} to restart");
+        self.event(now, EventKind::RestartSignaled, &message);
         self.restart_wanted = true;
-        self.send_kill(task, policy, now, out);
+        if !ends_to_restart {
+            self.send_kill(task, out);
+        }
         true
     }
 
@@ -538,7 +554,6 @@ impl TaskRunner {
     pub(crate) fn restart_ended(
         &mut self,
         task: usize,
-        policy: &TaskPolicy,
         now: Moment,
         out: &mut Vec<Action>,
     ) -> bool {
@@ -553,7 +568,7 @@ impl TaskRunner {
             Phase::Pending | Phase::Starting => {}
             Phase::Running | Phase::ShutdownDelay { .. } => {
                 self.restart_wanted = true;
-                self.send_kill(task, policy, now, out);
+                self.send_kill(task, out);
             }
             Phase::Killing => self.restart_wanted = true,
             Phase::Waiting { .. } => self.phase = Phase::Waiting { until_ms: now.since_boot_ms },
@@ -568,9 +583,12 @@ impl TaskRunner {
         true
     }
 
-    /// A signal is on its way to it. False: it does not run.
+    /// A signal is on its way to it. False: it does not run. One that is to end runs until it has ended.
     pub(crate) fn signaled(&mut self, signal: &str, now: Moment) -> bool {
-        let runs = self.phase == Phase::Running;
+        let runs = match self.phase {
+            Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => true,
+            Phase::Pending | Phase::Starting | Phase::Waiting { .. } | Phase::Dead => false,
+        };
         if runs {
             let message = format!("Task being sent a signal: {signal}");
             self.event(now, EventKind::Signaling, &message);
@@ -579,13 +597,7 @@ impl TaskRunner {
     }
 
     /// Does what is due.
-    pub(crate) fn tick(
-        &mut self,
-        task: usize,
-        policy: &TaskPolicy,
-        now: Moment,
-        out: &mut Vec<Action>,
-    ) {
+    pub(crate) fn tick(&mut self, task: usize, now: Moment, out: &mut Vec<Action>) {
         match self.phase {
             Phase::Waiting { until_ms } if until_ms <= now.since_boot_ms => {
                 self.restarts = self.restarts.saturating_add(1);
@@ -593,7 +605,7 @@ impl TaskRunner {
                 self.launch(task, out);
             }
             Phase::ShutdownDelay { until_ms } if until_ms <= now.since_boot_ms => {
-                self.send_kill(task, policy, now, out);
+                self.send_kill(task, out);
             }
             Phase::Waiting { .. }
             | Phase::ShutdownDelay { .. }
@@ -681,10 +693,7 @@ impl TaskRunner {
         out.push(Action::Start { task, attempt: self.attempt });
     }
 
-    fn send_kill(&mut self, task: usize, policy: &TaskPolicy, now: Moment, out: &mut Vec<Action>) {
-        let timeout = go_duration(policy.kill_timeout_ms);
-        let message = format!("Sent interrupt. Waiting {timeout} before force killing");
-        self.event(now, EventKind::Killing, &message);
+    fn send_kill(&mut self, task: usize, out: &mut Vec<Action>) {
         self.phase = Phase::Killing;
         out.push(Action::Kill { task });
     }
@@ -740,7 +749,7 @@ mod tests {
             let Some(due) = task.next_deadline() else { break };
             pauses.push((due - now.since_boot_ms) / 1000);
             now.since_boot_ms = due;
-            task.tick(0, &policy, now, &mut out);
+            task.tick(0, now, &mut out);
         }
         (pauses, task)
     }

@@ -80,6 +80,8 @@ pub(crate) struct Target {
 pub(crate) struct Client {
     agent: ureq::Agent,
     streaming: ureq::Agent,
+    /// For answers that come when tasks have ended.
+    unhurried: ureq::Agent,
     target: Target,
 }
 
@@ -126,7 +128,8 @@ impl Client {
         };
         let agent = config().timeout_global(Some(REQUEST_TIMEOUT)).build().new_agent();
         let streaming = config().timeout_recv_response(Some(REQUEST_TIMEOUT)).build().new_agent();
-        Ok(Self { agent, streaming, target })
+        let unhurried = config().build().new_agent();
+        Ok(Self { agent, streaming, unhurried, target })
     }
 
     /// A client of another server for the same user.
@@ -169,6 +172,12 @@ impl Client {
         body: &Value,
     ) -> Result<Value, ClientError> {
         self.request(Method::Put, path, query, Some(body))
+    }
+
+    /// Changes something, however long that takes.
+    pub(crate) fn put_unhurried(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
+        let response = self.send(&self.unhurried, Method::Put, path, &[], Some(body))?;
+        self.decode(Method::Put, path, response)
     }
 
     /// Deletes.

@@ -118,7 +118,10 @@ async fn send(call: &Call, address: &str, request: Request<Body>) -> Result<Resp
         Error::agent_unreachable(format!("the agent at {address} does not answer: {error}"))
     };
     let link = connect(address, call.closing.clone()).await.map_err(unreachable)?;
-    let answered = link.send(request, Some(call.options.timeout)).await;
+    // A restart is answered when the tasks have ended, which their `kill_timeout` bounds: it is waited for as long as its client waits.
+    let is_restart = call.segment(1) == "allocation" && call.segment(3) == "restart";
+    let patience = (!is_restart).then_some(call.options.timeout);
+    let answered = link.send(request, patience).await;
     let mut answer = answered.map_err(unreachable)?;
     answer
         .headers_mut()

@@ -113,13 +113,23 @@ async fn an_order_to_restart_all_tasks_starts_the_ended_one_and_is_refused_at_th
     shell.runner.started(&policy, 1, now, &mut Vec::new());
     let ended = ExitResult::default();
     shell.runner.exited(&policy, 0, &ended, now, &mut Vec::new());
-    let (answer, answered) = oneshot::channel();
+    let (answer, mut answered) = oneshot::channel();
     shell.carry_out(&Order::RestartAll, answer);
-    assert_eq!(answered.await.unwrap(), Ok(()));
     assert_eq!(shell.actions, [Action::Kill { task: 1 }]);
+    // A second one is taken while the first waits, one whose client has gone is forgotten.
+    let (answer, mut second) = oneshot::channel();
+    shell.carry_out(&Order::Restart { task: Some("b".to_owned()) }, answer);
+    let (answer, _) = oneshot::channel();
+    shell.carry_out(&Order::Restart { task: None }, answer);
+    shell.answer_restarts();
+    assert!(answered.try_recv().is_err() && second.try_recv().is_err(), "the task still runs");
+    assert_eq!(shell.restarts.len(), 2);
     shell.actions.clear();
+    shell.runner.exited(&policy, 1, &ended, now, &mut Vec::new());
+    shell.answer_restarts();
+    assert_eq!((answered.await.unwrap(), second.await.unwrap()), (Ok(()), Ok(())));
     shell.runner.tick(&policy, shell.shared.clock.now(), &mut shell.actions);
-    assert_eq!(shell.actions, [Action::Start { task: 0, attempt: 2 }]);
+    assert_eq!(shell.actions, [0, 1].map(|task| Action::Start { task, attempt: 2 }));
     shell.runner.stop(&policy, now, &mut Vec::new());
     let (answer, answered) = oneshot::channel();
     shell.carry_out(&Order::RestartAll, answer);

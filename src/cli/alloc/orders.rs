@@ -77,6 +77,7 @@ fn order(
         bail!("the allocation has no task \"{task}\"; its tasks are: {}", all.join(", "));
     }
     let path = format!("/v1/client/allocation/{}/{verb}", allocation.text("ID"));
-    context.client.put(&path, &[], body)?;
+    // A restart is answered when the tasks have ended.
+    context.client.put_unhurried(&path, body)?;
     Ok(Exit::Success)
 }

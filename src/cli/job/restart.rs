@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
@@ -25,6 +25,9 @@ Exit status: 0 all restarted, 1 error, or an instance could not be restarted.";
 
 /// How long an instance may take to run again, or its successor to run.
 const INSTANCE_WAIT_MAX: Duration = Duration::from_mins(10);
+
+/// Instances of a batch whose restarts are waited for at a time, each by a thread for each task that was named.
+const ORDERS_MAX: usize = 32;
 
 /// What happens when an instance could not be restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -202,10 +205,22 @@ impl Restart<'_> {
         let mut errors = 0;
         let mut under_way = Vec::new();
         for instance in batch {
-            match self.order(instance) {
+            match self.prepare(instance) {
                 Ok(before) => under_way.push(before),
                 Err(error) => errors += self.failed(instance, &error)?,
             }
+        }
+        if !self.arguments.reschedule {
+            let asked = under_way.chunks(ORDERS_MAX).flat_map(|some| self.order(some));
+            let asked: Vec<_> = asked.collect();
+            let mut taken = Vec::new();
+            for (instance, answer) in under_way.into_iter().zip(asked) {
+                match answer {
+                    Ok(()) => taken.push(instance),
+                    Err(error) => errors += self.failed(&instance, &error)?,
+                }
+            }
+            under_way = taken;
         }
         for instance in &under_way {
             match self.await_end(instance) {
@@ -222,8 +237,8 @@ impl Restart<'_> {
         Ok(1)
     }
 
-    /// Asks for the restart of an instance; returns it as it was right before, which is what its tasks are compared with.
-    fn order(&self, instance: &Value) -> anyhow::Result<Value> {
+    /// An instance right before its restart, which is what its tasks are compared with. One that is replaced is told to stop.
+    fn prepare(&self, instance: &Value) -> anyhow::Result<Value> {
         let id = instance.text("ID");
         let before = self.context.get_patiently(&format!("/v1/allocation/{id}"), &[])?;
         let (shown, name) = (self.id(id), instance.text("Name"));
@@ -232,19 +247,39 @@ impl Restart<'_> {
             let delay = if self.arguments.no_shutdown_delay { "true" } else { "false" };
             let query = [("reschedule", "true"), ("no_shutdown_delay", delay)];
             self.context.client.put(&format!("/v1/allocation/{id}/stop"), &query, &json!({}))?;
-            return Ok(before);
+        } else {
+            self.lines.detail(&format!("Restarting allocation \"{shown}\" ({name})"))?;
         }
-        self.lines.detail(&format!("Restarting allocation \"{shown}\" ({name})"))?;
-        let path = format!("/v1/client/allocation/{id}/restart");
+        Ok(before)
+    }
+
+    /// Has the tasks of instances end, all at once, and waits until they have; what came of each.
+    fn order(&self, instances: &[Value]) -> Vec<anyhow::Result<()>> {
         let tasks = self.arguments.tasks.iter().map(|task| json!({"TaskName": task}));
         let mut bodies: Vec<Value> = tasks.collect();
         if bodies.is_empty() {
             bodies.push(json!({"AllTasks": self.arguments.all_tasks}));
         }
-        for body in bodies {
-            self.context.client.put(&path, &[], &body)?;
-        }
-        Ok(before)
+        let client = &self.context.client;
+        std::thread::scope(|scope| {
+            let ask = |instance: &Value| {
+                let path = format!("/v1/client/allocation/{}/restart", instance.text("ID"));
+                let ask = |body| {
+                    let path = path.clone();
+                    scope.spawn(move || client.put_unhurried(&path, body).map(drop))
+                };
+                bodies.iter().map(ask).collect::<Vec<_>>()
+            };
+            let asked: Vec<_> = instances.iter().map(ask).collect();
+            let answers = asked.into_iter().map(|of_tasks| {
+                let answers = of_tasks.into_iter().map(|asked| match asked.join() {
+                    Ok(answer) => answer.map_err(anyhow::Error::from),
+                    Err(_) => Err(anyhow!("the request was not made")),
+                });
+                answers.collect::<anyhow::Result<Vec<()>>>().map(drop)
+            });
+            answers.collect()
+        })
     }
 
     /// Waits until the instance runs again, or its successor does.

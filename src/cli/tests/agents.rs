@@ -34,6 +34,24 @@ fn alloc_logs_prints_bytes_and_tails() {
 }
 
 #[test]
+fn alloc_status_shows_what_a_task_may_use_at_most() {
+    for (max, shown) in [(0, None), (512, Some("Max: 512 MiB")), (-1, Some("Max: unlimited"))] {
+        let mut row = allocation("running");
+        row["TaskStates"] = json!({"server": {"State": "running"}});
+        row["AllocatedResources"] = json!({"Tasks": {"server": {"Cpu": {"CpuShares": 100},
+            "Memory": {"MemoryMB": 64, "MemoryMaxMB": max}}}, "Shared": {"DiskMB": 300}});
+        let server = Canned::default()
+            .on("GET /v1/allocations", &json!([row]))
+            .on(&format!("GET /v1/allocation/{ALLOCATION}"), &row)
+            .start();
+        let out = server.run("alloc status aaaa").out;
+        let mut lines = out.lines().skip_while(|line| !line.starts_with("100 MHz")).map(str::trim);
+        assert!(lines.next().is_some_and(|line| line.ends_with("300 MiB")), "{out}");
+        assert_eq!(lines.next().filter(|line| line.starts_with("Max")), shown, "{out}");
+    }
+}
+
+#[test]
 fn alloc_fs_lists_describes_and_prints() {
     let file = json!({"Name": "trace", "IsDir": false, "Size": 14, "FileMode": "-rw-r--r--",
         "ModTime": "2026-01-02T03:04:05.678Z", "ContentType": "text/plain; charset=utf-8"});
