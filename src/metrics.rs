@@ -10,6 +10,8 @@
 //! ```
 //! Invariant: all lines of a family stand together under one `# HELP` and one `# TYPE`.
 
+pub(crate) mod nomad;
+
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use calendar::DateTime;
@@ -50,16 +52,40 @@ impl Sample {
     }
 }
 
+/// Under which names metrics are shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Names {
+    Own,
+    /// Those of [`nomad`].
+    Nomad,
+}
+
+impl Names {
+    /// What a request's `names` asks for; none: there are no others.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "" => Some(Self::Own),
+            "nomad" => Some(Self::Nomad),
+            _ => None,
+        }
+    }
+}
+
 /// All metrics in the form of go-metrics' summary. Counters count from the start on, so they have no rate.
 pub(crate) fn summary(
     metrics: &BTreeMap<String, f64>,
     samples: &BTreeMap<String, Sample>,
+    names: Names,
     now_ms: u64,
 ) -> Value {
     let (mut gauges, mut counters) = (Vec::new(), Vec::new());
     for (key, value) in metrics {
         let (name, labels) = split(key);
-        match described(name).0 {
+        let kind = match names {
+            Names::Own => described(name).0,
+            Names::Nomad => nomad::kind_of(name),
+        };
+        match kind {
             Gauge => gauges.push(json!({ "Name": name, "Value": value, "Labels": labels })),
             Counter => {
                 let each = if *value > 0.0 { 1.0 } else { 0.0 };
@@ -478,7 +504,7 @@ mod tests {
         let buckets = vec![(1_000, 0), (2_000, 3), (u64::MAX, 1)];
         let sample = Sample { buckets, sum_us: 10_000, max_us: 4_000 };
         let samples = [("nomad.worker.submit_plan".to_owned(), sample)].into();
-        let shown = summary(&metrics, &samples, 951_782_400_999);
+        let shown = summary(&metrics, &samples, Names::Own, 951_782_400_999);
         assert_eq!(shown["Timestamp"], "2000-02-29 00:00:00 +0000 UTC");
         let gauge = json!([{ "Name": "nomad.worker.leases", "Value": 2.0, "Labels": {} }]);
         assert_eq!(shown["Gauges"], gauge);

@@ -26,7 +26,7 @@ use axum::{
 use fsm::AllocationId;
 use serde_json::json;
 
-pub(crate) use own::Own;
+pub(crate) use own::{Own, Room};
 use query::Parameters;
 pub(crate) use work::{FileWork, Readers};
 

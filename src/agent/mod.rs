@@ -190,6 +190,12 @@ impl Agent {
         if settings.name.is_empty() {
             settings.name.clone_from(&found.host_name);
         }
+        let reserved = &settings.reserved;
+        let room = http::Room {
+            cpu_mhz: found.cpu_mhz.saturating_sub(reserved.cpu_mhz),
+            memory_mb: found.memory_mb.saturating_sub(reserved.memory_mb),
+            disk_mb: found.disk_mb.saturating_sub(reserved.disk_mb),
+        };
         let core_mhz = found.cpu_mhz.checked_div(u64::from(found.cores)).unwrap_or(0);
         let ground = Ground {
             start: Some(start),
@@ -212,6 +218,9 @@ impl Agent {
             name: settings.name.clone(),
             region: settings.region.clone(),
             datacenter: settings.datacenter.clone(),
+            node_class: settings.node_class.clone(),
+            node_pool: settings.node_pool.clone(),
+            room,
             core_mhz,
             servers,
             server: AtomicUsize::default(),

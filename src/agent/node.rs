@@ -230,6 +230,12 @@ impl LocalNode {
         (live.saturating_add(waiting), inner.entries.len().saturating_add(waiting))
     }
 
+    /// What is known of all allocations, and how many wait for the end of others.
+    pub(crate) fn views(&self) -> (Vec<View>, usize) {
+        let inner = self.lock();
+        (inner.entries.values().map(|entry| entry.view().clone()).collect(), inner.waiting.len())
+    }
+
     /// Tasks that run now.
     pub(crate) fn running_tasks(&self) -> u64 {
         let inner = self.lock();

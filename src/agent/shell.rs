@@ -130,6 +130,7 @@ pub(crate) type Ordered = (Order, oneshot::Sender<Result<(), String>>);
 /// What others see of an allocation.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
+    pub(crate) spec: Arc<AllocationSpec>,
     pub(crate) status: v1::AllocationStatus,
     pub(crate) terminal: bool,
     pub(crate) stopping: bool,
@@ -691,8 +692,9 @@ async fn end(run: Run, (signal, timeout_ms): (String, u64)) {
 }
 
 /// What others see of an allocation with this machine.
-pub(crate) fn view_of(spec: &AllocationSpec, runner: &AllocationRunner) -> View {
+pub(crate) fn view_of(spec: &Arc<AllocationSpec>, runner: &AllocationRunner) -> View {
     View {
+        spec: Arc::clone(spec),
         status: runner.status(&spec.policy, spec.id.0),
         terminal: runner.is_terminal(),
         stopping: runner.is_stopping(),

@@ -53,6 +53,8 @@ pub(crate) struct AllocationSpec {
     pub(crate) meta: BTreeMap<String, String>,
     /// What the job was dispatched with, in base64.
     pub(crate) payload: String,
+    /// What the group asks for, shown only.
+    pub(crate) disk_mb: u64,
     pub(crate) policy: GroupPolicy,
 }
 
@@ -178,6 +180,7 @@ impl AllocationSpec {
             tasks: message.tasks.into_iter().map(task_spec).collect(),
             meta: message.meta,
             payload: base64::encode(&message.payload),
+            disk_mb: message.disk_mb,
             policy,
         })
     }

@@ -23,12 +23,24 @@ use crate::{
     version::Build,
 };
 
+/// Resources of all tasks of a machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Room {
+    pub(crate) cpu_mhz: u64,
+    pub(crate) memory_mb: u64,
+    pub(crate) disk_mb: u64,
+}
+
 /// Who this agent is.
 pub(crate) struct Own {
     pub(crate) node: fsm::NodeId,
     pub(crate) name: String,
     pub(crate) region: String,
     pub(crate) datacenter: String,
+    pub(crate) node_class: String,
+    pub(crate) node_pool: String,
+    /// What its allocations may have together.
+    pub(crate) room: Room,
     /// MHz of one processor.
     pub(crate) core_mhz: u64,
     pub(crate) servers: Arc<Servers>,

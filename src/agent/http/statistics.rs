@@ -1,7 +1,10 @@
 //! How the machine and the tasks of an allocation fare, in the shapes of Nomad's client. Shares of time are those of a moment: two looks, a
 //! quarter of a second apart.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use axum::{
     Json,
@@ -80,7 +83,7 @@ fn share(part: u64, whole: u64) -> f64 {
 
 /// Percent of a core as MHz.
 #[expect(clippy::cast_precision_loss, reason = "shares are shown to people")]
-fn ticks(percent: f64, mhz: u64) -> f64 {
+pub(super) fn ticks(percent: f64, mhz: u64) -> f64 {
     percent / 100.0 * mhz as f64
 }
 
@@ -124,12 +127,40 @@ pub(super) async fn of_allocation(
         }
         names.retain(|name| name == asked);
     }
-    let executors = files.work.run(move || {
-        let runs = directory.runs();
-        let found = names.into_iter().filter_map(|name| {
-            let pid = executor(&runs.join(&name))?;
-            Some((name, pid))
+    let asked = names.iter().map(|name| (directory.runs(), name.clone())).collect();
+    let found = uses(&files, asked).await?;
+    let mhz = files.own.core_mhz;
+    let timestamp = wall_ms().saturating_mul(1_000_000);
+    let (mut tasks, mut all) = (Map::new(), Use::default());
+    for (name, TaskUse { whole, by_pid }) in names.into_iter().zip(found).filter_map(both) {
+        all.add(&whole);
+        let by_pid: Map<_, _> =
+            by_pid.into_iter().map(|(pid, one)| (pid.to_string(), one.json(mhz))).collect();
+        let task = json!({
+            "ResourceUsage": whole.json(mhz), "Timestamp": timestamp, "Pids": by_pid,
         });
+        tasks.insert(name, task);
+    }
+    Ok(Json(json!({ "ResourceUsage": all.json(mhz), "Tasks": tasks, "Timestamp": timestamp })))
+}
+
+fn both<T, U>((one, other): (T, Option<U>)) -> Option<(T, U)> {
+    Some((one, other?))
+}
+
+/// What a task's processes use, together and each.
+pub(super) struct TaskUse {
+    pub(super) whole: Use,
+    by_pid: Vec<(i32, Use)>,
+}
+
+/// What tasks use, each by the folder of its allocation's runs and its name; none of those that do not run.
+pub(super) async fn uses(
+    files: &Files,
+    tasks: Vec<(PathBuf, String)>,
+) -> Result<Vec<Option<TaskUse>>, HttpError> {
+    let executors = files.work.run(move || {
+        let found = tasks.into_iter().map(|(runs, name)| executor(&runs.join(name)));
         Ok((found.collect::<Vec<_>>(), machine::processes()))
     });
     let (executors, before) = executors.await?;
@@ -137,24 +168,17 @@ pub(super) async fn of_allocation(
     sleep(WINDOW).await;
     let after = files.work.run(|| Ok(machine::processes())).await?;
     let seconds = started.elapsed().as_secs_f64();
-    let mhz = files.own.core_mhz;
-    let timestamp = wall_ms().saturating_mul(1_000_000);
-    let (mut tasks, mut all) = (Map::new(), Use::default());
-    for (name, executor) in executors {
-        let pids = machine::family(&after, executor);
-        let (mut whole, mut by_pid) = (Use::default(), Map::new());
-        for pid in pids {
-            let one = Use::of(pid, before.get(&pid), &after[&pid], seconds);
-            whole.add(&one);
-            by_pid.insert(pid.to_string(), one.json(mhz));
+    let of_task = |executor: Option<i32>| {
+        let pids = machine::family(&after, executor?);
+        let one = |pid: i32| (pid, Use::of(pid, before.get(&pid), &after[&pid], seconds));
+        let by_pid: Vec<_> = pids.into_iter().map(one).collect();
+        let mut whole = Use::default();
+        for (_, one) in &by_pid {
+            whole.add(one);
         }
-        all.add(&whole);
-        let task = json!({
-            "ResourceUsage": whole.json(mhz), "Timestamp": timestamp, "Pids": by_pid,
-        });
-        tasks.insert(name, task);
-    }
-    Ok(Json(json!({ "ResourceUsage": all.json(mhz), "Tasks": tasks, "Timestamp": timestamp })))
+        Some(TaskUse { whole, by_pid })
+    };
+    Ok(executors.into_iter().map(of_task).collect())
 }
 
 /// The process that runs a task, by the newest of its attempts.
@@ -170,11 +194,11 @@ fn executor(runs: &Path) -> Option<i32> {
 
 /// What processes use: percent of a core, bytes.
 #[derive(Clone, Copy, Default)]
-struct Use {
-    user: f64,
-    system: f64,
-    resident: u64,
-    swapped: u64,
+pub(super) struct Use {
+    pub(super) user: f64,
+    pub(super) system: f64,
+    pub(super) resident: u64,
+    pub(super) swapped: u64,
 }
 
 impl Use {
