@@ -100,7 +100,8 @@ struct TaskShare {
 struct Shared {
     #[serde(rename = "DiskMB")]
     disk_mb: u64,
-    ports: Vec<Port>,
+    /// Null where it has none.
+    ports: Option<Vec<Port>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -164,7 +165,7 @@ impl Check {
                 used.memory += task.memory.memory_mb;
             }
             used.disk += resources.shared.disk_mb;
-            for port in &resources.shared.ports {
+            for port in resources.shared.ports.iter().flatten() {
                 if port.value == 0 || !used.ports.insert(port.value) {
                     let problem =
                         format!("port {} twice on node {}", port.value, allocation.node_id);
@@ -258,7 +259,9 @@ mod tests {
         .unwrap()
     }
 
+    /// Port 0: it has none.
     fn allocation(name: &str, cpu: u64, port: u32, client_status: &str) -> Allocation {
+        let ports = (port > 0).then(|| json!([{ "Label": "http", "Value": port }]));
         serde_json::from_value(json!({
             "ID": name,
             "Name": name,
@@ -267,7 +270,7 @@ mod tests {
             "ClientStatus": client_status,
             "AllocatedResources": {
                 "Tasks": { "t": { "Cpu": { "CpuShares": cpu }, "Memory": { "MemoryMB": 10 } } },
-                "Shared": { "DiskMB": 10, "Ports": [{ "Label": "http", "Value": port }] },
+                "Shared": { "DiskMB": 10, "Ports": ports },
             },
         }))
         .unwrap()
@@ -284,9 +287,10 @@ mod tests {
         let good = [
             allocation("j.g[0]", 450, 20_000, "running"),
             allocation("j.g[1]", 450, 20_001, "pending"),
+            allocation("j.g[2]", 0, 0, "running"),
             allocation("j.g[0]", 450, 20_000, "failed"),
         ];
-        assert_eq!(problems(2, &good), Vec::<String>::new());
+        assert_eq!(problems(3, &good), Vec::<String>::new());
     }
 
     #[test]
