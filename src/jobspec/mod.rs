@@ -36,8 +36,6 @@ mod ways;
 use serde_json::Value;
 
 pub use canonical::canonicalize;
-#[cfg(test)]
-pub(crate) use convert::SIGNALS;
 pub use convert::{Conversion, FieldError, check_to_come, to_spec};
 pub(crate) use convert::{driver_is_checked, is_printable, say_missing_driver};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};

@@ -230,7 +230,7 @@ fn the_defaults_are_those_of_the_documentation() {
     assert_eq!((group.migrate.max_parallel, group.migrate.healthy_deadline_ms), (1, 300_000));
     let task = &group.tasks[0];
     assert_eq!((task.resources.cpu_mhz, task.resources.memory_mb), (100, 300));
-    assert_eq!((task.kill_timeout_ms, &*task.kill_signal), (5_000, "SIGINT"));
+    assert_eq!((task.kill_timeout_ms, &*task.kill_signal), (5_000, ""));
     assert_eq!((task.logs.files_max, task.logs.file_mb_max), (10, 10));
     assert_eq!((&*task.config_json, task.restart), ("{}", group.restart));
 }

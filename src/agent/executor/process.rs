@@ -449,7 +449,7 @@ mod tests {
             assert_eq!(parse_signal(name), Some(Signal::TERM));
         }
         assert_eq!(parse_signal("SIGNONE"), None);
-        for name in crate::jobspec::SIGNALS {
+        for name in fsm::job::SIGNALS {
             assert!(parse_signal(name).is_some(), "a job may ask for {name}");
         }
     }

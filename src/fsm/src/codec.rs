@@ -214,11 +214,13 @@ mod tests {
     #[test]
     fn a_frame_of_another_generation_is_refused_with_both_numbers() {
         let mut bytes = encode(&Namespace::default()).to_vec();
-        bytes[4..6].copy_from_slice(&9u16.to_le_bytes());
+        let other = GENERATION + 1;
+        bytes[4..6].copy_from_slice(&other.to_le_bytes());
         let error = decode::<Namespace>(&bytes).unwrap_err();
-        assert_eq!(error, DecodeError::Generation { kind: 7, other: OtherGeneration(9) });
+        let found = OtherGeneration(u32::from(other));
+        assert_eq!(error, DecodeError::Generation { kind: 7, other: found });
         let expected = format!(
-            "frame of kind 7 is of generation 9, this binary reads generation {GENERATION}"
+            "frame of kind 7 is of generation {other}, this binary reads generation {GENERATION}"
         );
         assert_eq!(error.to_string(), expected);
     }

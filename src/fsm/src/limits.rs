@@ -79,6 +79,9 @@ pub const REPORT_TEXT_BYTES_MAX: usize = 4_096;
 pub const NAME_BYTES_MAX: usize = 256;
 /// Events kept for people on a node (Nomad's `MaxRetainedNodeEvents`).
 pub const NODE_EVENTS_MAX: usize = 10;
+/// Canaries that a deployment remembers for each of its groups: its row is written whenever one of its
+/// allocations changes.
+pub const PLACED_CANARIES_KEPT_MAX: usize = 1000;
 /// Events kept on a task state (Nomad keeps 10 per task).
 pub const TASK_EVENTS_MAX: usize = 10;
 /// Nodes whose scores are kept with a placement (Nomad's `MaxRetainedNodeScores`).

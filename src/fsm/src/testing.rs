@@ -833,6 +833,7 @@ pub fn job(name: &str, kind: JobKind, count: u32) -> JobSpec {
         spreads: Vec::new(),
         groups: vec![group(GROUP, count)],
         meta: BTreeMap::new(),
+        update: crate::job::JobUpdate::default(),
         parameterized: None,
         periodic: None,
         dispatch: None,

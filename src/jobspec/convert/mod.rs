@@ -25,11 +25,9 @@ use serde_json::Value;
 
 use super::suggest::did_you_mean;
 pub(crate) use driver::{is_checked as driver_is_checked, say_missing as say_missing_driver};
-use fields::{Fields, Report, quoted};
+use fields::{Fields, Report, is_empty, quoted};
 pub use periodic::check_to_come;
 use policy::Inherited;
-#[cfg(test)]
-pub(crate) use task::SIGNALS;
 
 /// Priority of a job that asks for none.
 const PRIORITY_DEFAULT: u16 = 50;
@@ -131,6 +129,7 @@ fn job_spec(job: &Value, report: &mut Report) -> Option<JobSpec> {
         let message = "is of a parameterized job, which starts when it is dispatched: keep one of the two blocks";
         report.error(fields.at("Periodic"), message);
     }
+    let has_update = fields.value("Update").is_some_and(|block| !is_empty(block));
     let inherited = Inherited::read(&mut fields, kind, report);
     let groups = groups(&mut fields, &name, &inherited, report);
     fields.finish(report);
@@ -149,6 +148,7 @@ fn job_spec(job: &Value, report: &mut Report) -> Option<JobSpec> {
         spreads,
         groups,
         meta,
+        update: inherited.job_update(has_update),
         parameterized,
         periodic,
         dispatch: None,

@@ -4,7 +4,7 @@
 use fsm::{
     JobKind, TaskGroup,
     job::{
-        DelayFunction, HealthCheck, MigrateStrategy, ReschedulePolicy, RestartPolicy,
+        DelayFunction, HealthCheck, JobUpdate, MigrateStrategy, ReschedulePolicy, RestartPolicy,
         UpdateStrategy,
     },
 };
@@ -106,6 +106,16 @@ impl Inherited {
             migrate: migrate(fields, &defaults, report),
             ..defaults
         }
+    }
+
+    /// What is shown of the job's own strategy: a service has one also where nothing is said.
+    pub(super) fn job_update(&self, is_given: bool) -> JobUpdate {
+        let has_one = is_given || self.kind == JobKind::Service;
+        let shown = self.update.filter(|_| has_one).map(|update| JobUpdate {
+            max_parallel: update.max_parallel,
+            stagger_ms: update.stagger_ms,
+        });
+        shown.unwrap_or_default()
     }
 }
 

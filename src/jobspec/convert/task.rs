@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use fsm::{
     Text,
-    job::{LogConfig, RestartPolicy, Task, TaskResources},
+    job::{LogConfig, RestartPolicy, SIGNALS, Task, TaskResources},
 };
 use serde_json::Value;
 
@@ -26,8 +26,6 @@ const MEMORY_MB_DEFAULT: u64 = 300;
 const MEMORY_MB_MIN: i64 = 10;
 /// Pause between the kill signal and SIGKILL, ms (Nomad's `DefaultKillTimeout`).
 const KILL_TIMEOUT_MS_DEFAULT: u64 = 5_000;
-/// Signal that asks a task to stop.
-const KILL_SIGNAL_DEFAULT: &str = "SIGINT";
 /// Log files kept, and MiB of each.
 const LOGS_DEFAULT: (u32, u32) = (10, 10);
 /// Levels of nesting in a driver's configuration.
@@ -37,40 +35,6 @@ pub(super) const CONFIG_DEPTH_MAX: usize = 64;
 const NAMES_RESERVED: [&str; 1] = ["alloc"];
 /// Longest name of a task, bytes: that of a directory.
 const TASK_NAME_BYTES_MAX: usize = 255;
-
-/// Signals that a task can ask for.
-pub(crate) const SIGNALS: [&str; 30] = [
-    "SIGABRT",
-    "SIGALRM",
-    "SIGBUS",
-    "SIGCHLD",
-    "SIGCONT",
-    "SIGFPE",
-    "SIGHUP",
-    "SIGILL",
-    "SIGINT",
-    "SIGIO",
-    "SIGIOT",
-    "SIGKILL",
-    "SIGPIPE",
-    "SIGPROF",
-    "SIGQUIT",
-    "SIGSEGV",
-    "SIGSTOP",
-    "SIGSYS",
-    "SIGTERM",
-    "SIGTRAP",
-    "SIGTSTP",
-    "SIGTTIN",
-    "SIGTTOU",
-    "SIGURG",
-    "SIGUSR1",
-    "SIGUSR2",
-    "SIGVTALRM",
-    "SIGWINCH",
-    "SIGXCPU",
-    "SIGXFSZ",
-];
 
 /// Reads one task.
 pub(super) fn read(
@@ -352,9 +316,10 @@ fn resources(fields: &mut Fields<'_>, name: &str, report: &mut Report) -> TaskRe
     TaskResources { cpu_mhz, memory_mb, memory_mb_max }
 }
 
+/// Empty where nothing is said.
 fn kill_signal(fields: &mut Fields<'_>, report: &mut Report) -> Text {
     let path = fields.at("KillSignal");
-    let written = fields.text_filled("KillSignal", report).unwrap_or(KILL_SIGNAL_DEFAULT);
+    let Some(written) = fields.text_filled("KillSignal", report) else { return Text::from("") };
     // `HUP`, `hup` and `SIGHUP` are one signal.
     let capitals = written.to_ascii_uppercase();
     let signal = if capitals.starts_with("SIG") { capitals } else { format!("SIG{capitals}") };

@@ -146,6 +146,7 @@ pub(crate) fn job(state: &mut State, name: &str, kind: JobKind, count: u32, max_
         spreads: Vec::new(),
         groups: vec![group],
         meta: BTreeMap::new(),
+        update: fsm::job::JobUpdate::default(),
         parameterized: None,
         periodic: None,
         dispatch: None,
@@ -174,8 +175,10 @@ pub(crate) fn job(state: &mut State, name: &str, kind: JobKind, count: u32, max_
         spec: Arc::new(spec),
         version: 0,
         stable: false,
+        status: fsm::JobStatus::Pending,
         create_index: 1,
         job_modify_index: 1,
+        modify_index: 1,
         submitted_at: 0,
         submission: None,
     };

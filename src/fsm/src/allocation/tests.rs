@@ -65,7 +65,7 @@ fn an_end_nobody_asked_for_is_evaluated() {
         let made = driver.report(id, status);
         assert_eq!(made.len(), usize::from(evaluated), "{kind:?} {status:?}");
         for id in made {
-            assert_eq!(driver.evaluation(id).trigger, Trigger::RetryFailedAlloc);
+            assert_eq!(driver.evaluation(id).trigger, Trigger::AllocFailure);
         }
     }
     let (mut driver, id) = running(JobKind::Service);

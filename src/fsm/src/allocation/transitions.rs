@@ -137,7 +137,7 @@ impl Turn<'_> {
             JobKind::System => makes_way,
             JobKind::Sysbatch => false,
         };
-        (ended && wanted && replace).then_some((key, Trigger::RetryFailedAlloc))
+        (ended && wanted && replace).then_some((key, Trigger::AllocFailure))
     }
 
     /// Whether it counts as healthy in a deployment that goes on.

@@ -11,6 +11,7 @@ use crate::{
     apply::Turn,
     id::{DeploymentId, Text},
     indexes::broken,
+    limits,
     plant::{Plant, is_planted},
 };
 
@@ -89,6 +90,10 @@ impl Turn<'_> {
         let mut deployment: Deployment = (**deployment).clone();
         let Some(group) = deployment.groups.get_mut(&row.group) else { return };
         group.take_share(was, is, id);
+        let has_room = group.placed_canaries.len() < limits::PLACED_CANARIES_KEPT_MAX;
+        if old.is_none() && row.canary_of == Some(id) && has_room {
+            group.placed_canaries.push(row.id);
+        }
         group.note_waiting(self.at);
         // One that makes up for another brings the deployment no further than it was.
         let progress = group.healthy > group.healthy_max;

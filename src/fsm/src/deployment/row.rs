@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    id::{DeploymentId, Index, JobKey, Text, TimeMs},
+    id::{AllocationId, DeploymentId, Index, JobKey, Text, TimeMs},
     job::UpdateStrategy,
     plant::{Plant, is_planted},
     table::{Row, TableId},
@@ -87,6 +87,10 @@ pub struct DeploymentGroup {
     pub require_progress_by: Option<TimeMs>,
     pub promoted: bool,
     pub goal: DeploymentGoal,
+    /// Canaries that were placed, in that order, those that ended or are forgotten included.
+    ///
+    /// Invariant: at most [`crate::limits::PLACED_CANARIES_KEPT_MAX`].
+    pub placed_canaries: Vec<AllocationId>,
     /// Canaries that it began with: no more are wanted, however many nodes come.
     pub canaries_max: u32,
     /// Allocations that belong to it, those that ended included.

@@ -390,6 +390,23 @@ fn a_paused_deployment_stays_paused_when_it_is_promoted() {
     assert_eq!(rollout.status(id), (DeploymentStatus::Paused, "Deployment is paused"));
 }
 
+/// As in Nomad: whoever resumes it reads that it runs, also while canaries wait.
+#[test]
+fn a_resumed_deployment_runs() {
+    let mut rollout = Rollout::default();
+    rollout.stable(&version("one", 3, |_| {}));
+    let id = rollout.begin(version("two", 3, |update| update.canaries = 1), 1);
+    for (pause, expected) in [
+        (true, (DeploymentStatus::Paused, "Deployment is paused")),
+        (false, (DeploymentStatus::Running, "Deployment is running")),
+    ] {
+        let evaluation = rollout.driver.evaluation_id();
+        rollout.driver.accept(PauseDeployment { id, pause, evaluation }.into());
+        assert_eq!(rollout.status(id), expected);
+    }
+    assert!(rollout.row(id).groups[GROUP].is_to_promote());
+}
+
 /// D3: canaries wait for a person, who may promote them only when all are healthy, and once.
 #[test]
 fn healthy_canaries_are_promoted_by_hand_once() {
@@ -419,6 +436,9 @@ fn healthy_canaries_are_promoted_by_hand_once() {
     assert_eq!(rollout.steps(), 2, "the older ones are to go");
     let again = promote(id, &mut rollout.driver);
     assert_eq!(rollout.reject(again), "can't promote terminal deployment");
+    // The next rollout takes them over.
+    rollout.begin(version("three", 2, |_| {}), 0);
+    assert_eq!(rollout.row(id).groups[GROUP].placed_canaries, canaries);
 }
 
 #[test]

@@ -427,7 +427,8 @@ impl Turn<'_> {
             return Ok(self.answer((&job, priority), None, None));
         }
         row.status = DeploymentStatus::Running;
-        row.description = row.running_text().into();
+        // That canaries wait is said again when they do: what was asked for is that it runs.
+        row.description = text::RUNNING.into();
         if was_paused {
             // What was done before the pause is no reason to fail after it.
             for group in row.groups.values_mut() {

@@ -21,9 +21,10 @@ pub use self::{
     launch::launch_id,
     row::{
         Affinity, Constraint, DelayFunction, Dispatch, GroupSummary, HealthCheck, Job, JobKind,
-        JobSpec, JobStatus, JobVersion, Launches, LogConfig, MigrateStrategy, Network,
-        Parameterized, Periodic, PortAsk, ReschedulePolicy, RestartPolicy, Spread, SpreadTarget,
-        Submission, Task, TaskGroup, TaskResources, UpdateStrategy, VersionTag, Waiting,
+        JobSpec, JobStatus, JobUpdate, JobVersion, Launches, LogConfig, MigrateStrategy, Network,
+        Parameterized, Periodic, PortAsk, ReschedulePolicy, RestartPolicy, SIGNALS,
+        SIGNALS_ATTRIBUTE, Spread, SpreadTarget, Submission, Task, TaskGroup, TaskResources,
+        UpdateStrategy, VersionTag, Waiting,
     },
     scaling::{GroupScaling, ScaleJob, Scaling, ScalingEvent, ScalingPolicy, scaling_policy_id},
 };

@@ -267,6 +267,43 @@ pub struct LogConfig {
     pub disabled: bool,
 }
 
+/// Signals that a task can ask for.
+pub const SIGNALS: [&str; 30] = [
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGHUP",
+    "SIGILL",
+    "SIGINT",
+    "SIGIO",
+    "SIGIOT",
+    "SIGKILL",
+    "SIGPIPE",
+    "SIGPROF",
+    "SIGQUIT",
+    "SIGSEGV",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTERM",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+];
+
+/// The attribute of a node that names the signals it can send, with `,` between them.
+pub const SIGNALS_ATTRIBUTE: &str = "os.signals";
+
 /// One process of a group.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Task {
@@ -286,7 +323,7 @@ pub struct Task {
     pub resources: TaskResources,
     /// Time between the kill signal and SIGKILL, ms.
     pub kill_timeout_ms: u64,
-    /// Signal that asks the task to stop.
+    /// Signal that asks the task to stop; empty: SIGINT.
     pub kill_signal: Text,
     /// When this task ends, the others of the group are stopped.
     pub leader: bool,
@@ -365,6 +402,14 @@ pub struct Periodic {
     pub time_zone: Text,
 }
 
+/// What is shown of the update strategy that stands in a job outside its groups.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct JobUpdate {
+    pub max_parallel: u32,
+    /// Pause between steps of a system job, ms.
+    pub stagger_ms: u64,
+}
+
 /// What a child was dispatched with. Its meta is among the job's.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Dispatch {
@@ -398,6 +443,8 @@ pub struct JobSpec {
     /// Groups, at least one.
     pub groups: Vec<TaskGroup>,
     pub meta: BTreeMap<Text, Text>,
+    /// The update strategy of the job itself: shown only, the groups have theirs.
+    pub update: JobUpdate,
     /// Set for jobs that start when they are dispatched: they get no evaluation, their children do. Those
     /// keep it: it says what they may have been given ([`Self::is_dispatchable`]).
     pub parameterized: Option<Parameterized>,
@@ -531,6 +578,16 @@ impl Job {
         self.parameterized || self.periodic.is_some()
     }
 
+    /// Whether it runs until it is stopped, whatever its instances do.
+    pub(crate) fn is_lasting(&self) -> bool {
+        self.is_parent() || self.kind == JobKind::System
+    }
+
+    /// The status of one that is lasting.
+    pub(crate) const fn lasting_status(&self) -> JobStatus {
+        if self.stop { JobStatus::Dead } else { JobStatus::Running }
+    }
+
     /// Whether it is a launch or a dispatch for every node that is over: it does not go on with a
     /// node that comes. That node would run all that ever were, and at once.
     pub(crate) fn is_past_launch(&self) -> bool {
@@ -586,12 +643,17 @@ pub struct JobVersion {
     pub stop: bool,
     /// Whether this version is known to work.
     pub stable: bool,
+    /// The job's status when this version was registered, or last marked as stable or not: what the
+    /// history shows of it.
+    pub status: JobStatus,
     /// A tagged version is kept until the tag is taken off, or the job is purged.
     pub tag: Option<VersionTag>,
     /// Index of the job's first registration.
     pub create_index: Index,
     /// Index of this version's registration.
     pub job_modify_index: Index,
+    /// Index of the entry that `status` is of.
+    pub modify_index: Index,
     /// Log time of this version's registration.
     pub submitted_at: TimeMs,
     /// What the spec was made of, if the client said.

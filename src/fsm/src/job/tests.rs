@@ -759,6 +759,33 @@ fn a_stop_is_a_version_of_its_own() {
     });
 }
 
+/// The history says how the job stood then, not how it stands.
+#[test]
+fn a_version_keeps_the_status_that_the_job_had() {
+    use JobStatus::{Dead, Pending, Running};
+    with_leader_changes(|driver| {
+        let statuses = |driver: &Driver, name: &str| -> Vec<JobStatus> {
+            let key = job_key(name);
+            let versions = driver.state.versions_of(&key, driver.job_row(name).create_index);
+            versions.iter().map(|version| version.status).collect()
+        };
+        let a = driver.node("a");
+        driver.register_job(job("t", JobKind::Service, 1));
+        let t = driver.run("t", 0, a);
+        driver.report(t, ClientStatus::Running);
+        driver.register_job(JobSpec { priority: 70, ..job("t", JobKind::Service, 1) });
+        assert_eq!(statuses(driver, "t"), [Running, Pending]);
+        driver.accept(mark(VersionMark::Stable { version: 0, stable: true }));
+        assert_eq!(statuses(driver, "t"), [Running, Running], "marked while it ran");
+        driver.deregister_job("t", false);
+        driver.report(t, ClientStatus::Complete);
+        assert_eq!(statuses(driver, "t"), [Running; 3]);
+        driver.register_job(job("s", JobKind::System, 1));
+        driver.deregister_job("s", false);
+        assert_eq!(statuses(driver, "s"), [Dead, Running], "it runs until it is stopped");
+    });
+}
+
 fn mark(mark: VersionMark) -> Command {
     Command::MarkJobVersion(MarkJobVersion { job: job_key("t"), mark })
 }

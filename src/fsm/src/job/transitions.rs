@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    DeregisterJob, EvaluateJob, Job, JobKind, JobSpec, JobStatus, JobVersion, Launches,
-    MarkJobVersion, RegisterJob, Submission, VersionMark, VersionTag,
+    DeregisterJob, EvaluateJob, Job, JobSpec, JobStatus, JobVersion, Launches, MarkJobVersion,
+    RegisterJob, Submission, VersionMark, VersionTag,
 };
 use crate::{
     allocation::{Allocation, ClientStatus},
@@ -51,11 +51,11 @@ impl Turn<'_> {
             || self.state.active_deployment(key).is_some();
         let has_open = index.as_ref().is_some_and(|index| !index.open_evaluations.is_empty());
         let is_new = index.as_ref().is_none_or(|index| index.is_empty());
-        let lasting = job.is_parent() || job.kind == JobKind::System;
-        let runs = if lasting { !job.stop } else { has_live };
-        let status = if runs {
+        let status = if job.is_lasting() {
+            job.lasting_status()
+        } else if has_live {
             JobStatus::Running
-        } else if !lasting && !job.stop && (has_open || is_new) {
+        } else if !job.stop && (has_open || is_new) {
             JobStatus::Pending
         } else {
             JobStatus::Dead
@@ -262,14 +262,17 @@ impl Turn<'_> {
         submission: Option<Arc<Submission>>,
     ) {
         job.job_modify_index = self.index;
+        let status = if job.is_lasting() { job.lasting_status() } else { job.status };
         let version = JobVersion {
             spec: Arc::clone(spec),
             version: job.version,
             stop: job.stop,
             stable: false,
+            status,
             tag: None,
             create_index: job.create_index,
             job_modify_index: self.index,
+            modify_index: self.index,
             submitted_at: self.at,
             submission,
         };
@@ -355,10 +358,14 @@ impl Turn<'_> {
         let key = (job.clone(), create_index, version);
         let Some(row) = self.state.job_versions.get(&key).cloned() else { return false };
         if row.stable != stable {
-            self.state.job_versions.put(JobVersion { stable, ..(*row).clone() }, self.changes);
+            let job_row = self.state.jobs.get(job).cloned();
+            let job_row = job_row.filter(|row| row.create_index == create_index);
+            let status = job_row.as_ref().map_or(row.status, |job| job.status);
+            let modify_index = self.index;
+            let marked = JobVersion { stable, status, modify_index, ..(*row).clone() };
+            self.state.job_versions.put(marked, self.changes);
             self.effects.insert(Effect::Job(job.clone()));
-            let row = self.state.jobs.get(job).cloned();
-            if let Some(row) = row.filter(|row| row.create_index == create_index) {
+            if let Some(row) = job_row {
                 self.drop_old_versions(&row);
             }
         }

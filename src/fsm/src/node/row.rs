@@ -371,6 +371,8 @@ pub struct NodeEvent {
     pub at: TimeMs,
     pub index: Index,
     pub message: Text,
+    /// The end of a drain that did not wait for all to leave: its deadline had passed.
+    pub deadline_reached: bool,
 }
 
 /// A node row.

@@ -115,8 +115,11 @@ impl Turn<'_> {
                     index: self.index,
                 };
             }
+            let is_first = node.drain.is_none();
             self.begin_drain(&mut node, drain, meta);
-            self.record(&mut node, NodeChange::DrainBegan, "Node drain strategy set");
+            let done = if is_first { "set" } else { "updated" };
+            let message = format!("Node drain strategy {done}");
+            self.record(&mut node, NodeChange::DrainBegan, &message);
         } else {
             if self.end_drain(&mut node, DrainStatus::Canceled, meta) {
                 self.record(&mut node, NodeChange::DrainEnded, "Node drain disabled");
@@ -180,10 +183,16 @@ impl Turn<'_> {
             let Ok(mut node) = self.node(*id) else { continue };
             // The drain that the drainer saw may have been replaced by one that is about more.
             let left = |drain| self.state.left_to_drain(*id, drain).next().is_some();
+            let deadline_reached = node.drain.as_ref().is_some_and(|drain| {
+                drain.force || drain.deadline_at.is_some_and(|deadline| deadline <= self.at)
+            });
             if node.drain.as_ref().is_some_and(|drain| !left(drain))
                 && self.end_drain(&mut node, DrainStatus::Complete, &BTreeMap::new())
             {
                 self.record(&mut node, NodeChange::DrainEnded, "Node drain complete");
+                if let Some(event) = node.events.last_mut() {
+                    event.deadline_reached = deadline_reached;
+                }
                 self.put_node(node);
             }
         }

@@ -402,7 +402,12 @@ impl Turn<'_> {
     }
 
     pub(crate) fn event(&self, node: &mut Node, message: &str) {
-        node.events.push(NodeEvent { at: self.at, index: self.index, message: message.into() });
+        node.events.push(NodeEvent {
+            at: self.at,
+            index: self.index,
+            message: message.into(),
+            deadline_reached: false,
+        });
         let excess = node.events.len().saturating_sub(limits::NODE_EVENTS_MAX);
         node.events.drain(..excess);
     }

@@ -96,6 +96,7 @@ fn spec() -> JobSpec {
         targets: vec![SpreadTarget { value: "dc1".into(), percent: 70 }],
     }];
     spec.constraints = vec![constraint];
+    spec.update = crate::job::JobUpdate { max_parallel: 8, stagger_ms: 9 };
     let group = &mut spec.groups[0];
     group.scaling = Some(scaling::scaling());
     group.max_run_ms = 60_000;
@@ -231,7 +232,12 @@ fn node() -> Node {
         affinity_key: "snapA".into(),
         create_index: 15,
         modify_index: 16,
-        events: vec![NodeEvent { at: 17, index: 18, message: "Node registered".into() }],
+        events: vec![NodeEvent {
+            at: 17,
+            index: 18,
+            message: "Node registered".into(),
+            deadline_reached: true,
+        }],
     }
 }
 
@@ -820,8 +826,10 @@ fn golden() -> Golden {
         spec: Arc::new(spec()),
         version: 1,
         stable: true,
+        status: JobStatus::Running,
         create_index: 2,
         job_modify_index: 3,
+        modify_index: 5,
         submitted_at: 4,
         submission: Some(submission()),
     };

@@ -692,6 +692,56 @@ fn a_drain_makes_ineligible_and_stays_so() {
     });
 }
 
+/// Each step of a drain is told, and whether its end was forced by its deadline.
+#[test]
+fn a_drain_tells_how_it_began_and_ended() {
+    let mut driver = Driver::default();
+    let a = driver.node("a");
+    let drain = |deadline_at: Option<u64>, force: bool| {
+        Command::SetDrain(SetDrain {
+            node: a,
+            drain: Some(crate::node::Drain {
+                started_at: 0,
+                deadline_at,
+                force,
+                ignore_system: false,
+                owner: "operator".into(),
+                cancelable: false,
+            }),
+            mark_eligible: false,
+            meta: std::collections::BTreeMap::new(),
+            evaluation_ids: Vec::new(),
+        })
+    };
+    let complete = Command::AdvanceDrains(AdvanceDrains {
+        migrate: vec![],
+        complete: vec![a],
+        evaluation_ids: vec![],
+    });
+    let told = |driver: &Driver, last: usize| -> Vec<(String, bool)> {
+        let events = &driver.node_row("a").events;
+        let told = events.iter().rev().take(last);
+        told.map(|one| (one.message.to_string(), one.deadline_reached)).collect()
+    };
+    let said = |what: &str, late: bool| (format!("Node drain {what}"), late);
+    for (deadline_at, force, late) in [
+        (None, false, false),
+        (Some(3_600_000), false, false),
+        (None, true, true),
+        (Some(0), false, true),
+    ] {
+        driver.accept(drain(deadline_at, force));
+        driver.accept(drain(deadline_at, force));
+        driver.accept(complete.clone());
+        let expected =
+            [said("complete", late), said("strategy updated", false), said("strategy set", false)];
+        assert_eq!(told(&driver, 3), expected, "{deadline_at:?} {force}");
+    }
+    driver.drain("a", true);
+    driver.drain("a", false);
+    assert_eq!(told(&driver, 1), [said("disabled", false)]);
+}
+
 /// L10: the end of a drain that leaves jobs of every node alone does not end one that came in its
 /// place and does not.
 #[test]

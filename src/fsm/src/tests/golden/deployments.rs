@@ -20,6 +20,7 @@ pub(super) fn row() -> Deployment {
         require_progress_by: Some(2),
         promoted: true,
         goal: DeploymentGoal { canaries: 3, total: 4 },
+        placed_canaries: vec![AllocationId([18; 16])],
         canaries_max: 11,
         placed: 5,
         healthy: 6,
