@@ -299,7 +299,7 @@ pub(super) fn groups(row: &Value) -> String {
 fn deadline(state: &Value) -> String {
     let by = state.text("RequireProgressBy");
     // Nothing was placed yet, or nothing is waited for.
-    if by.starts_with("0001") { "N/A".to_owned() } else { by.to_owned() }
+    if by.is_empty() { "N/A".to_owned() } else { by.to_owned() }
 }
 
 /// Promotes the newest deployment of a job.

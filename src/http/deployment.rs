@@ -36,7 +36,7 @@ async fn list(call: Call) -> Result<Answer, Error> {
             .iter()
             .filter(|row| namespaces.contains(&row.job.namespace) && prefix.matches(&row.id.0))
             .collect();
-        list.fill(rows, |row| (row.create_index, row.id), |row| view::deployment(state, row))
+        list.fill(rows, |row| (row.create_index, row.id), |row| view::deployment(row))
     })
     .await
 }
@@ -44,7 +44,7 @@ async fn list(call: Call) -> Result<Answer, Error> {
 async fn read(call: Call) -> Result<Answer, Error> {
     let id: DeploymentId = call.id(1)?;
     let index = |state: &State| state.deployments().get(&id).map(|row| row.modify_index);
-    let view = |state: &State| Some(view::deployment(state, state.deployments().get(&id)?));
+    let view = |state: &State| Some(view::deployment(state.deployments().get(&id)?));
     call.item("deployment", TABLES, index, view).await
 }
 
@@ -70,7 +70,7 @@ pub(super) async fn of_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
     let all = call.flag("all")?;
     call.document(TABLES, |state| {
         let rows = of_incarnation(state, key, all);
-        Ok(rows.map(|row| view::deployment(state, &row)).collect())
+        Ok(rows.map(|row| view::deployment(&row)).collect())
     })
     .await
 }
@@ -79,7 +79,7 @@ pub(super) async fn of_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
 pub(super) async fn latest_of_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
     let view = |state: &State| {
         let latest = of_incarnation(state, key, false).next();
-        Ok(latest.map_or(Value::Null, |row| view::deployment(state, &row)))
+        Ok(latest.map_or(Value::Null, |row| view::deployment(&row)))
     };
     call.document(TABLES, view).await
 }

@@ -191,7 +191,7 @@ async fn get_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
         if job.waiting.is_some() || is_pretty {
             return view::job(state, job).map(|job| call.body_of(&job)).transpose();
         }
-        let make = || call.body_of(&view::job_version(job, version));
+        let make = || call.body_of(&jobs_bridge::job_json(job, version, jobs_bridge::As::Job));
         call.job_bodies.body(job, version, make).map(Some)
     };
     call.item_within("job", JOB_TABLES, (index, extent), body).await

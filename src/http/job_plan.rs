@@ -24,7 +24,9 @@ use super::{
     call::Call,
     error::Error,
     job::job_of,
-    job_warnings, jobs_bridge, view,
+    job_warnings,
+    jobs_bridge::{self, As},
+    view,
 };
 use crate::jobspec;
 
@@ -76,7 +78,7 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
         .failed
         .iter()
         .map(|(name, metrics)| {
-            (name.to_string(), view::placement_metrics(metrics, spec.group(name)))
+            (name.to_string(), view::placement_metrics(metrics, Some(&*spec), spec.group(name)))
         })
         .collect();
     let counts = prediction.annotations.iter();
@@ -85,11 +87,11 @@ pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
     let answer = json!({
         "Annotations": {
             "DesiredTGUpdates": desired,
-            "PreemptedAllocs": prediction.preempted,
+            "PreemptedAllocs": view::list_or_null(prediction.preempted),
         },
-        "CreatedEvals": if prediction.created.is_empty() { Value::Null } else { prediction.created.into() },
+        "CreatedEvals": view::list_or_null(prediction.created),
         "Diff": prediction.diff,
-        "FailedTGAllocs": if failed.is_empty() { Value::Null } else { failed.into() },
+        "FailedTGAllocs": view::map_or_null(failed.into()),
         "Index": index,
         "JobModifyIndex": prediction.job_modify_index,
         "NextPeriodicLaunch": next_launch(&spec, call.now_s()),
@@ -163,7 +165,7 @@ fn predict(
         }
     }
     if with_diff {
-        let json = |found: &Current| jobs_bridge::job_json(&found.0, &found.1);
+        let json = |found: &Current| jobs_bridge::job_json(&found.0, &found.1, As::Job);
         // A job that was stopped is compared with what it ran.
         let (old, new) = (before.as_ref().map(json), after.as_ref().map(json));
         let diff = jobspec::job_diff(old.as_ref(), new.as_ref());

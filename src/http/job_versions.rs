@@ -47,7 +47,17 @@ pub(super) async fn list(call: &Call, key: &JobKey) -> Result<Answer, Error> {
         let shown: Vec<Value> =
             rows.iter().map(|version| view::job_version(job, version)).collect();
         let diffs = if with_diffs { diffs(&rows, &shown, &against) } else { Ok(Vec::new()) };
-        Some(diffs.map(|diffs| json!({ "Versions": shown, "Diffs": diffs })))
+        // Nomad says in this body what its headers say.
+        Some(diffs.map(|diffs| {
+            json!({
+                "Versions": shown,
+                "Diffs": view::list_or_null(diffs),
+                "Index": job.modify_index,
+                "LastContact": 0,
+                "KnownLeader": true,
+                "NextToken": "",
+            })
+        }))
     };
     let index = |state: &State| state.jobs().get(key).map(|job| job.modify_index);
     let body = |state: &State| {

@@ -38,18 +38,31 @@ pub(crate) fn parse(source: &str, with_defaults: bool) -> Result<Value, Error> {
     Ok(job)
 }
 
+/// Which status and index a version shows.
+#[derive(Clone, Copy)]
+pub(crate) enum As {
+    /// Those of the job today.
+    Job,
+    /// Its own, as they were.
+    Version,
+}
+
 /// A version of a job. The current one shows the job's own index, which a stop raises too: it is the one that `EnforceIndex` asks for.
-pub(crate) fn job_json(job: &Job, version: &JobVersion) -> Value {
+pub(crate) fn job_json(job: &Job, version: &JobVersion, shown: As) -> Value {
+    let (status, modify_index) = match shown {
+        As::Job => (job.status, job.modify_index),
+        As::Version => (version.status, version.modify_index),
+    };
     let is_current = version.version == job.version;
     let json = jobspec::job_json(
         &version.spec,
         &JobFields {
             stop: version.stop,
-            status: job.status,
+            status,
             stable: version.stable,
             version: version.version,
             create_index: version.create_index,
-            modify_index: job.modify_index,
+            modify_index,
             job_modify_index: if is_current {
                 job.job_modify_index
             } else {

@@ -7,6 +7,7 @@ mod blocking;
 mod capacity;
 mod cluster;
 mod dispatch;
+mod empties;
 mod mutate;
 mod names;
 mod node_life;

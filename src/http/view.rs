@@ -44,6 +44,16 @@ fn text(text: &Text) -> Value {
     Value::from(&**text)
 }
 
+/// A list; null when nothing is in it, as Nomad has lists that were never filled.
+pub(super) fn list_or_null(list: Vec<Value>) -> Value {
+    if list.is_empty() { Value::Null } else { list.into() }
+}
+
+/// A map; null when nothing is in it, as Nomad has maps that were never filled.
+pub(super) fn map_or_null(map: Value) -> Value {
+    if map.as_object().is_some_and(Map::is_empty) { Value::Null } else { map }
+}
+
 /// A map of texts.
 fn text_map(map: &BTreeMap<Text, Text>) -> Value {
     map.iter().map(|(key, value)| (key.to_string(), text(value))).collect::<Map<_, _>>().into()

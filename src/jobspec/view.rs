@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use fsm::{
     Index, JobKind, JobSpec, JobStatus, TaskGroup, Text, TimeMs,
     job::{
-        Affinity, Constraint, DelayFunction, MigrateStrategy, Network, ReschedulePolicy,
+        Affinity, Constraint, DelayFunction, JobUpdate, MigrateStrategy, Network, ReschedulePolicy,
         RestartPolicy, Scaling, Spread, Task, TaskResources, UpdateStrategy,
     },
 };
@@ -86,7 +86,7 @@ pub fn job_json(spec: &JobSpec, fields: &JobFields) -> Value {
         "TaskGroups": spec.groups.iter().map(|group| group_json(group, spec.kind)).collect::<Vec<_>>(),
         "Type": spec.kind.name(),
         "UI": Value::Null,
-        "Update": job_update(),
+        "Update": job_update(spec.update),
         "VaultNamespace": "",
         "VaultToken": "",
         "Version": fields.version,
@@ -145,7 +145,7 @@ fn task_json(task: &Task) -> Value {
         "Driver": task.driver,
         "Env": map_or_null(&task.env),
         "Identities": identity["Identities"],
-        "Identity": identity["Identity"],
+        "Identity": identity.get("Identity").cloned().unwrap_or_else(default_identity),
         "KillSignal": task.kill_signal,
         "KillTimeout": nanoseconds(task.kill_timeout_ms),
         "Kind": "",
@@ -180,6 +180,21 @@ fn task_json(task: &Task) -> Value {
         "User": task.user,
         "Vault": Value::Null,
         "VolumeMounts": Value::Null,
+    })
+}
+
+/// What Nomad gives a task that says nothing.
+fn default_identity() -> Value {
+    json!({
+        "Audience": ["nomadproject.io"],
+        "ChangeMode": "",
+        "ChangeSignal": "",
+        "Env": false,
+        "File": false,
+        "Filepath": "",
+        "Name": "default",
+        "ServiceName": "",
+        "TTL": 0,
     })
 }
 
@@ -266,7 +281,7 @@ fn network_json(network: &Network) -> Value {
         "DynamicPorts": ports(false),
         "Hostname": "",
         "IP": "",
-        "MBits": 0,
+        "MBits": Value::Null,
         "Mode": network.mode(),
         "ReservedPorts": ports(true),
     })
@@ -335,18 +350,18 @@ fn update(strategy: UpdateStrategy) -> Value {
     })
 }
 
-/// A job's own strategy is empty: groups hold theirs in full.
-fn job_update() -> Value {
+/// Of a job's own strategy there is a little: groups hold theirs in full.
+fn job_update(update: JobUpdate) -> Value {
     json!({
         "AutoPromote": false,
         "AutoRevert": false,
         "Canary": 0,
         "HealthCheck": "",
         "HealthyDeadline": 0,
-        "MaxParallel": 0,
+        "MaxParallel": update.max_parallel,
         "MinHealthyTime": 0,
         "ProgressDeadline": 0,
-        "Stagger": 0,
+        "Stagger": nanoseconds(update.stagger_ms),
     })
 }
 

@@ -137,7 +137,10 @@ impl<'a> Row<'a> {
     }
 
     fn field(&self, name: &str) -> Option<&Value> {
-        self.shown.get(name).or_else(|| self.whole()?.get(name))
+        // A list has null for what it was not asked to show.
+        let shown = self.shown.get(name);
+        let told = shown.filter(|value| !value.is_null());
+        told.or_else(|| self.whole()?.get(name)).or(shown)
     }
 
     fn whole(&self) -> Option<&Value> {

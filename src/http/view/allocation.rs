@@ -7,9 +7,15 @@ use fsm::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{id_or_empty, placement::placement_metrics, task_event::task_event, text};
+use super::{
+    id_or_empty, list_or_null, map_or_null, placement::placement_metrics, task_event::task_event,
+    text,
+};
 use crate::{
-    http::{jobs_bridge, time},
+    http::{
+        jobs_bridge::{self, As},
+        time,
+    },
     jobspec,
 };
 
@@ -24,11 +30,11 @@ pub(crate) fn allocation_stub(
     if let Value::Object(object) = &mut value {
         let tasks = if with_task_states { task_states(&allocation.tasks) } else { Value::Null };
         object.insert("TaskStates".to_owned(), tasks);
-        if with_resources {
+        let resources = with_resources.then(|| {
             let spec = state.allocation_spec(allocation);
-            let resources = allocated_resources(state, allocation, spec.map(|spec| &**spec));
-            object.insert("AllocatedResources".to_owned(), resources);
-        }
+            allocated_resources(state, allocation, spec.map(|spec| &**spec))
+        });
+        object.insert("AllocatedResources".to_owned(), resources.into());
     }
     value
 }
@@ -39,16 +45,15 @@ pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
     let version = state.job_versions().get(&key);
     let job = match (version, state.jobs().get(&allocation.job)) {
         (Some(version), Some(job)) if job.create_index == allocation.job_create_index => {
-            jobs_bridge::job_json(job, version)
+            jobs_bridge::job_json(job, version, As::Version)
         }
         (Some(version), _) => jobs_bridge::purged_job_json(version),
         (None, _) => Value::Null,
     };
     let spec = version.map(|version| &*version.spec);
-    let transition = allocation.transition;
     let group = spec.and_then(|spec| spec.group(&allocation.group));
     let metrics = allocation.metrics.as_deref();
-    let placed_by = metrics.map_or(Value::Null, |metrics| placement_metrics(metrics, group));
+    let placed_by = metrics.map_or(Value::Null, |metrics| placement_metrics(metrics, spec, group));
     let mut value = common(state, allocation);
     if let Value::Object(object) = &mut value {
         let more = [
@@ -58,15 +63,6 @@ pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
             ("TaskResources", task_resources(state, allocation, spec)),
             ("AllocatedResources", allocated_resources(state, allocation, spec)),
             ("Metrics", placed_by),
-            (
-                "DesiredTransition",
-                json!({
-                    "Migrate": transition.migrate,
-                    "Reschedule": transition.reschedule,
-                    "ForceReschedule": Value::Null,
-                    "NoShutdownDelay": transition.no_shutdown_delay.then_some(true),
-                }),
-            ),
             ("DeploymentID", id_or_empty(allocation.deployment.map(|own| own.id))),
             ("PreviousAllocation", id_or_empty(allocation.previous)),
             // Tasks have the network of their host.
@@ -75,7 +71,7 @@ pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
                 json!({ "InterfaceName": "", "Address": "", "AddressIPv6": "", "DNS": null }),
             ),
             ("AllocModifyIndex", allocation.server_modify_index.into()),
-            ("AllocStates", json!([])),
+            ("AllocStates", Value::Null),
         ];
         object.extend(more.map(|(name, value)| (name.to_owned(), value)));
     }
@@ -89,6 +85,9 @@ fn common(state: &State, allocation: &Allocation) -> Value {
         .map_or(Value::from(""), |node| text(&node.description.name));
     let kind = state.allocation_spec(allocation).map_or("", |spec| spec.kind.name());
     let (desired, desired_description) = desired(allocation);
+    let transition = allocation.transition;
+    let set = |mark: bool| mark.then_some(true);
+    let preempted = allocation.preempted.iter().map(|id| Value::from(id.to_string()));
     json!({
         "ID": allocation.id.to_string(),
         "EvalID": allocation.evaluation.to_string(),
@@ -102,14 +101,19 @@ fn common(state: &State, allocation: &Allocation) -> Value {
         "TaskGroup": text(&allocation.group),
         "DesiredStatus": desired.name(),
         "DesiredDescription": desired_description,
+        "DesiredTransition": {
+            "Migrate": set(transition.migrate),
+            "Reschedule": set(transition.reschedule),
+            "ForceReschedule": Value::Null,
+            "NoShutdownDelay": set(transition.no_shutdown_delay),
+        },
         "ClientStatus": allocation.client.name(),
         "ClientDescription": text(&allocation.client_description),
         "DeploymentStatus": deployment_status(allocation),
         "FollowupEvalID": id_or_empty(allocation.follow_up),
         "NextAllocation": id_or_empty(allocation.next),
         "RescheduleTracker": reschedule_tracker(allocation),
-        "PreemptedAllocations":
-            allocation.preempted.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "PreemptedAllocations": list_or_null(preempted.collect()),
         "PreemptedByAllocation": id_or_empty(allocation.preempted_by),
         "CreateIndex": allocation.create_index,
         "ModifyIndex": allocation.modify_index,
@@ -205,10 +209,6 @@ fn task_resources(state: &State, allocation: &Allocation, spec: Option<&JobSpec>
         })
         .collect();
     tasks.into()
-}
-
-fn list_or_null(list: Vec<Value>) -> Value {
-    if list.is_empty() { Value::Null } else { list.into() }
 }
 
 fn node_address(state: &State, allocation: &Allocation) -> Text {
@@ -312,22 +312,24 @@ fn last_start_ms(task: &TaskState) -> u64 {
 }
 
 fn task_states(tasks: &BTreeMap<Text, TaskState>) -> Value {
-    tasks
+    let states: Map<_, _> = tasks
         .iter()
         .map(|(name, task)| {
             let state = json!({
                 "State": text(&task.state),
                 "Failed": task.failed,
                 "Restarts": task.restarts,
-                "LastRestart": time::rfc3339(task.last_restart_ms),
-                "StartedAt": time::rfc3339(last_start_ms(task)),
-                "FinishedAt": time::rfc3339(task.finished_at_ms),
+                "LastRestart": time::rfc3339_or_null(task.last_restart_ms),
+                "StartedAt": time::rfc3339_or_null(last_start_ms(task)),
+                "FinishedAt": time::rfc3339_or_null(task.finished_at_ms),
                 "Events": task.events.iter().map(task_event).collect::<Vec<_>>(),
+                "TaskHandle": Value::Null,
+                "Paused": "",
             });
             (name.to_string(), state)
         })
-        .collect::<Map<_, _>>()
-        .into()
+        .collect();
+    map_or_null(states.into())
 }
 
 #[cfg(test)]

@@ -1,25 +1,15 @@
 //! Deployments.
 
-use fsm::{Deployment, State, deployment::DeploymentGroup};
+use fsm::{Deployment, deployment::DeploymentGroup};
 use serde_json::{Map, Value, json};
 
-use super::text;
+use super::{list_or_null, text};
 use crate::http::time;
 
-/// A deployment; its canaries are found among the allocations of its job.
-pub(crate) fn deployment(state: &State, row: &Deployment) -> Value {
-    let groups: Map<_, _> = row
-        .groups
-        .iter()
-        .map(|(name, group)| {
-            let canaries: Vec<Value> = state
-                .allocations_of_deployment(row)
-                .filter(|one| one.group == *name && one.canary_of == Some(row.id))
-                .map(|one| one.id.to_string().into())
-                .collect();
-            (name.to_string(), group_state(group, canaries))
-        })
-        .collect();
+/// A deployment.
+pub(crate) fn deployment(row: &Deployment) -> Value {
+    let groups = row.groups.iter().map(|(name, group)| (name.to_string(), group_state(group)));
+    let groups: Map<_, _> = groups.collect();
     json!({
         "ID": row.id.to_string(),
         "Namespace": text(&row.job.namespace),
@@ -40,14 +30,16 @@ pub(crate) fn deployment(state: &State, row: &Deployment) -> Value {
     })
 }
 
-fn group_state(group: &DeploymentGroup, canaries: Vec<Value>) -> Value {
+fn group_state(group: &DeploymentGroup) -> Value {
+    let canaries = group.placed_canaries.iter().map(ToString::to_string);
+    let canaries: Vec<_> = canaries.map(Value::from).collect();
     json!({
         "AutoRevert": group.auto_revert,
         "AutoPromote": group.auto_promote,
         "ProgressDeadline": time::nanoseconds(group.progress_deadline_ms),
-        "RequireProgressBy": time::rfc3339(group.require_progress_by.unwrap_or(0)),
+        "RequireProgressBy": time::rfc3339_or_null(group.require_progress_by.unwrap_or(0)),
         "Promoted": group.promoted,
-        "PlacedCanaries": canaries,
+        "PlacedCanaries": list_or_null(canaries),
         "DesiredCanaries": group.goal.canaries,
         "DesiredTotal": group.goal.total,
         "PlacedAllocs": group.placed,

@@ -6,7 +6,8 @@ use fsm::{AllocationId, Evaluation, GroupAnnotation, State, TaskGroup, TimeMs};
 use serde_json::{Map, Value, json};
 
 use super::{
-    allocation::allocation_stub, count_map, id_or_empty, placement::placement_metrics, text,
+    allocation::allocation_stub, count_map, id_or_empty, list_or_null, map_or_null,
+    placement::placement_metrics, text,
 };
 use crate::http::time;
 
@@ -15,7 +16,8 @@ fn evaluation(state: &State, evaluation: &Evaluation, related: Option<Vec<Value>
     let spec = state.jobs().get(&evaluation.job).and_then(|job| state.current_spec(job));
     // A job may have a thousand groups that all found no room.
     let is_asked = !evaluation.failed_groups.is_empty();
-    let groups = spec.filter(|_| is_asked).map_or(&[][..], |spec| &spec.groups);
+    let spec = spec.filter(|_| is_asked).map(|spec| &**spec);
+    let groups = spec.map_or(&[][..], |spec| &spec.groups);
     let groups: BTreeMap<&str, &TaskGroup> =
         groups.iter().map(|group| (&*group.name, group)).collect();
     let failed: Map<_, _> = evaluation
@@ -23,7 +25,7 @@ fn evaluation(state: &State, evaluation: &Evaluation, related: Option<Vec<Value>
         .iter()
         .map(|(group, metrics)| {
             let asks = groups.get(&**group).copied();
-            (group.to_string(), placement_metrics(metrics, asks))
+            (group.to_string(), placement_metrics(metrics, spec, asks))
         })
         .collect();
     let classes: Map<_, _> = evaluation
@@ -34,26 +36,19 @@ fn evaluation(state: &State, evaluation: &Evaluation, related: Option<Vec<Value>
     let queued = count_map(&evaluation.queued);
     let mut value = evaluation_stub(evaluation);
     if let Value::Object(object) = &mut value {
-        object.insert("FailedTGAllocs".to_owned(), or_null(failed));
-        object.insert("ClassEligibility".to_owned(), or_null(classes));
+        object.insert("FailedTGAllocs".to_owned(), map_or_null(failed.into()));
+        object.insert("ClassEligibility".to_owned(), map_or_null(classes.into()));
         object.insert("EscapedComputedClass".to_owned(), evaluation.escaped.into());
-        let queued = if evaluation.queued.is_empty() { Value::Null } else { queued };
-        object.insert("QueuedAllocations".to_owned(), queued);
+        object.insert("QueuedAllocations".to_owned(), map_or_null(queued));
         object.insert("PlanAnnotations".to_owned(), annotations(state, evaluation));
         object.insert("SnapshotIndex".to_owned(), evaluation.snapshot_index.into());
         object.insert("QuotaLimitReached".to_owned(), "".into());
         object.insert("AnnotatePlan".to_owned(), false.into());
         object.insert("Wait".to_owned(), 0.into());
-        if let Some(related) = related {
-            object.insert("RelatedEvals".to_owned(), related.into());
-        }
+        // Null where nobody asked for them.
+        object.insert("RelatedEvals".to_owned(), related.into());
     }
     value
-}
-
-/// Nomad's maps are null when nothing is in them.
-fn or_null(map: Map<String, Value>) -> Value {
-    if map.is_empty() { Value::Null } else { map.into() }
 }
 
 /// An evaluation, and what it waits for in an instance pool.
@@ -116,7 +111,7 @@ fn annotations(state: &State, evaluation: &Evaluation) -> Value {
     let evicted: Vec<Value> = evicted.map(shown).collect();
     json!({
         "DesiredTGUpdates": desired,
-        "PreemptedAllocs": if evicted.is_empty() { Value::Null } else { evicted.into() },
+        "PreemptedAllocs": list_or_null(evicted),
     })
 }
 

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use fsm::{Job, JobVersion, State, job::GroupSummary, job::JobSpec};
 use serde_json::{Map, Value, json};
 
-use super::{super::jobs_bridge, text, text_map};
+use super::{
+    super::jobs_bridge::{self, As},
+    map_or_null, text, text_map,
+};
 use crate::http::time;
 
 /// A job with its current spec.
 pub(crate) fn job(state: &State, job: &Job) -> Option<Value> {
-    let mut shown = jobs_bridge::job_json(job, current_version(state, job)?);
+    let mut shown = jobs_bridge::job_json(job, current_version(state, job)?, As::Job);
     if let Some(why) = waits(state, job) {
         shown["StatusDescription"] = why.into();
     }
@@ -34,9 +37,9 @@ pub(crate) fn current_version<'a>(state: &'a State, job: &Job) -> Option<&'a Arc
     state.job_versions().get(&(job.key.clone(), job.create_index, job.version))
 }
 
-/// A version of a job as it was; its status is that of the job today.
+/// A version of a job as it was.
 pub(crate) fn job_version(job: &Job, version: &JobVersion) -> Value {
-    jobs_bridge::job_json(job, version)
+    jobs_bridge::job_json(job, version, As::Version)
 }
 
 /// What a version was made of, if its client said.
@@ -58,13 +61,15 @@ pub(crate) fn submission(version: &JobVersion) -> Option<Value> {
 /// A job in a list.
 pub(crate) fn job_stub(state: &State, job: &Job, with_meta: bool) -> Option<Value> {
     let spec = state.current_spec(job)?;
-    let mut stub = json!({
+    let meta = if with_meta { map_or_null(text_map(&spec.meta)) } else { Value::Null };
+    Some(json!({
         "ID": text(&job.key.id),
         "ParentID": job.key.parent().unwrap_or(""),
         "Name": text(&spec.name),
         "Namespace": text(&job.key.namespace),
         "Datacenters": spec.datacenters.iter().map(text).collect::<Vec<_>>(),
         "NodePool": text(&spec.node_pool),
+        "Multiregion": Value::Null,
         "Type": job.kind.name(),
         "Priority": job.priority,
         "Periodic": job.periodic.is_some(),
@@ -78,11 +83,8 @@ pub(crate) fn job_stub(state: &State, job: &Job, with_meta: bool) -> Option<Valu
         "JobModifyIndex": job.job_modify_index,
         "SubmitTime": time::nanoseconds(job.submitted_at),
         "Version": job.version,
-    });
-    if with_meta && let Value::Object(object) = &mut stub {
-        object.insert("Meta".to_owned(), text_map(&spec.meta));
-    }
-    Some(stub)
+        "Meta": meta,
+    }))
 }
 
 /// Counts by group of the allocations of a job's incarnation.

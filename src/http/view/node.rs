@@ -13,23 +13,27 @@ use super::{
 };
 use crate::{http::time, version};
 
+/// The speed of an interface of which none is known, as Nomad has it.
+const SPEED_MBITS: u32 = 1_000;
+
 /// A node in a list.
 pub(crate) fn node_stub(node: &Node, with_resources: bool, with_os: bool) -> Value {
     let mut value = common(node);
     let description = &node.description;
     if let Value::Object(object) = &mut value {
         object.insert("Address".to_owned(), host(&description.http_address).into());
+        object.insert("HostVolumes".to_owned(), Value::Null);
         // That of the interface, by which tools tell what a node understands.
         let version = description.attributes.get("nomad.version");
         object.insert("Version".to_owned(), version.map_or_else(|| version::NOMAD.into(), text));
-        if with_os {
-            let os = description.attributes.get("os.name").map_or(Value::from(""), text);
-            object.insert("Attributes".to_owned(), json!({ "os.name": os }));
-        }
-        if with_resources {
-            object.insert("NodeResources".to_owned(), node_resources(&description.resources));
-            let reserved = reserved_resources(&description.resources);
-            object.insert("ReservedResources".to_owned(), reserved);
+        let os = || description.attributes.get("os.name").map_or(Value::from(""), text);
+        let resources = &description.resources;
+        for (name, shown) in [
+            ("Attributes", with_os.then(|| json!({ "os.name": os() }))),
+            ("NodeResources", with_resources.then(|| node_resources(resources))),
+            ("ReservedResources", with_resources.then(|| reserved_resources(resources))),
+        ] {
+            object.insert(name.to_owned(), shown.into());
         }
     }
     value
@@ -45,8 +49,8 @@ pub(crate) fn node(node: &Node) -> Value {
         ("SecretID", "".into()),
         ("TLSEnabled", false.into()),
         ("Attributes", text_map(&description.attributes)),
-        ("Resources", plain_resources(resources.total)),
-        ("Reserved", plain_resources(resources.reserved)),
+        ("Resources", flat_resources(resources.total)),
+        ("Reserved", flat_resources(resources.reserved)),
         ("NodeResources", node_resources(resources)),
         ("ReservedResources", reserved_resources(resources)),
         ("Links", json!({})),
@@ -56,8 +60,8 @@ pub(crate) fn node(node: &Node) -> Value {
         ("DrainStrategy", node.drain.as_ref().map_or(Value::Null, drain_strategy)),
         ("StatusUpdatedAt", (node.liveness_at / 1_000).into()),
         ("Events", node.events.iter().map(event).collect::<Vec<_>>().into()),
-        ("HostVolumes", json!({})),
-        ("HostNetworks", json!({})),
+        ("HostVolumes", Value::Null),
+        ("HostNetworks", Value::Null),
         ("CSIControllerPlugins", json!({})),
         ("CSINodePlugins", json!({})),
         ("NodeMaxAllocs", resources.allocations_max.into()),
@@ -129,7 +133,7 @@ fn drain_strategy(drain: &Drain) -> Value {
     json!({
         "Deadline": deadline,
         "IgnoreSystemJobs": drain.ignore_system,
-        "ForceDeadline": time::rfc3339(force_deadline.unwrap_or(0)),
+        "ForceDeadline": time::rfc3339_or_null(force_deadline.unwrap_or(0)),
         "StartedAt": time::rfc3339(drain.started_at),
         "By": text(&drain.owner),
         "ByVerified": false,
@@ -147,43 +151,109 @@ fn driver(driver: &Driver, updated_at_ms: u64) -> Value {
 }
 
 fn event(event: &NodeEvent) -> Value {
+    let of_drain = event.message.starts_with("Node drain ");
+    let details = event.deadline_reached.then(|| json!({ "deadline_reached": "true" }));
     json!({
         "Message": text(&event.message),
-        "Subsystem": "Cluster",
-        "Details": {},
+        "Subsystem": if of_drain { "Drain" } else { "Cluster" },
+        "Details": details,
         "Timestamp": time::rfc3339(event.at),
         "CreateIndex": event.index,
     })
 }
 
-fn plain_resources(resources: Resources) -> Value {
+/// The form that resources had before there were parts in it.
+fn flat_resources(resources: Resources) -> Value {
     json!({
         "CPU": resources.cpu_mhz,
+        "Cores": 0,
         "MemoryMB": resources.memory_mb,
+        "MemoryMaxMB": 0,
         "DiskMB": resources.disk_mb,
+        "IOPS": 0,
+        "Networks": Value::Null,
+        "Devices": Value::Null,
+        "NUMA": Value::Null,
+        "SecretsMB": 0,
     })
 }
 
 fn node_resources(resources: &NodeResources) -> Value {
     let total = resources.total;
-    let networks = if resources.address.is_empty() {
-        Vec::new()
-    } else {
-        vec![json!({ "Mode": "host", "IP": text(&resources.address) })]
-    };
+    let (networks, node_networks) = networks(&resources.address);
     json!({
         "Cpu": {
             "CpuShares": total.cpu_mhz,
             "TotalCpuCores": resources.cores,
-            "ReservableCpuCores": [],
+            "ReservableCpuCores": Value::Null,
         },
         "Memory": { "MemoryMB": total.memory_mb },
         "Disk": { "DiskMB": total.disk_mb },
         "Networks": networks,
-        "NodeNetworks": [],
-        "Devices": [],
+        "NodeNetworks": node_networks,
+        "Processors": processors(resources),
+        "Devices": Value::Null,
         "MinDynamicPort": resources.dynamic_port_min,
         "MaxDynamicPort": resources.dynamic_port_max,
+    })
+}
+
+/// The one network of a node, in both forms that it has had. An agent tells its address, and nothing of the interface.
+fn networks(address: &Text) -> (Value, Value) {
+    if address.is_empty() {
+        return (Value::Null, Value::Null);
+    }
+    let (family, length) = if address.contains(':') { ("ipv6", 128) } else { ("ipv4", 32) };
+    let network = json!({
+        "Mode": "host",
+        "Device": "",
+        "CIDR": format!("{address}/{length}"),
+        "IP": text(address),
+        "MBits": SPEED_MBITS,
+        "DNS": Value::Null,
+        "CNI": Value::Null,
+        "ReservedPorts": Value::Null,
+        "DynamicPorts": Value::Null,
+    });
+    let node_network = json!({
+        "Mode": "host",
+        "Device": "",
+        "MacAddress": "",
+        "Speed": SPEED_MBITS,
+        "Addresses": [{
+            "Family": family,
+            "Alias": "default",
+            "Address": text(address),
+            "ReservedPorts": "",
+            "Gateway": "",
+        }],
+    });
+    (json!([network]), json!([node_network]))
+}
+
+/// Cores of the same kind and speed, all on one memory node: more is not known of them.
+fn processors(resources: &NodeResources) -> Value {
+    let mhz = resources.total.cpu_mhz.checked_div(u64::from(resources.cores)).unwrap_or(0);
+    let core = |id: u32| {
+        json!({
+            "ID": id,
+            "SocketID": 0,
+            "NodeID": 0,
+            "Grade": 1,
+            "Disable": false,
+            "BaseSpeed": mhz,
+            "MaxSpeed": 0,
+            "GuessSpeed": 0,
+        })
+    };
+    json!({
+        "Topology": {
+            "Nodes": [0],
+            "Distances": [[10]],
+            "Cores": (0..resources.cores).map(core).collect::<Vec<_>>(),
+            "OverrideTotalCompute": 0,
+            "OverrideWitholdCompute": 0,
+        },
     })
 }
 
@@ -191,7 +261,7 @@ fn reserved_resources(resources: &NodeResources) -> Value {
     let reserved = resources.reserved;
     let ports: Vec<String> = resources.reserved_ports.iter().map(u16::to_string).collect();
     json!({
-        "Cpu": { "CpuShares": reserved.cpu_mhz, "ReservedCpuCores": [] },
+        "Cpu": { "CpuShares": reserved.cpu_mhz, "ReservedCpuCores": Value::Null },
         "Memory": { "MemoryMB": reserved.memory_mb },
         "Disk": { "DiskMB": reserved.disk_mb },
         "Networks": { "ReservedHostPorts": ports.join(",") },

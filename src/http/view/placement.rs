@@ -1,21 +1,31 @@
 //! What a scheduling pass saw: metrics of allocations that it placed, and of groups that found no room.
 
-use fsm::{Metrics, TaskGroup, resources::Dimension};
+use fsm::{JobSpec, Metrics, TaskGroup, resources::Dimension};
 use serde_json::{Map, Value, json};
 
-use super::count_map;
+use super::{count_map, list_or_null, map_or_null};
 
-/// What a scheduling pass saw for a group, which may be gone.
-pub(crate) fn placement_metrics(metrics: &Metrics, group: Option<&TaskGroup>) -> Value {
+/// Parts of a score that Nomad shows as 0 where they do not apply, but for jobs that run once per node.
+const SCORED_ALWAYS: [&str; 3] = ["job-anti-affinity", "node-affinity", "node-reschedule-penalty"];
+
+/// What a scheduling pass saw for a group of a job, both of which may be gone.
+pub(crate) fn placement_metrics(
+    metrics: &Metrics,
+    spec: Option<&JobSpec>,
+    group: Option<&TaskGroup>,
+) -> Value {
+    let is_per_node = spec.is_some_and(|spec| spec.kind.is_per_node());
+    let unscored = if is_per_node { &[][..] } else { &SCORED_ALWAYS };
     let scores: Vec<Value> = metrics
         .scores
         .iter()
         .map(|score| {
-            let parts: Map<_, _> = score
-                .parts
-                .iter()
-                .map(|(name, millionths)| (name.to_string(), score_json(*millionths)))
-                .collect();
+            let own = score.parts.iter();
+            let mut parts: Map<_, _> =
+                own.map(|(name, millionths)| (name.to_string(), score_json(*millionths))).collect();
+            for name in unscored {
+                parts.entry(*name).or_insert_with(|| score_json(0));
+            }
             json!({
                 "NodeID": score.node.to_string(),
                 "Scores": parts,
@@ -27,16 +37,17 @@ pub(crate) fn placement_metrics(metrics: &Metrics, group: Option<&TaskGroup>) ->
         "NodesEvaluated": metrics.nodes_evaluated,
         "NodesFiltered": metrics.nodes_filtered,
         "NodesInPool": metrics.nodes_in_pool,
+        "NodePool": spec.map_or("", |spec| &*spec.node_pool),
         "NodesAvailable": count_map(&metrics.nodes_available),
-        "ClassFiltered": count_map(&metrics.class_filtered),
-        "ConstraintFiltered": count_map(&metrics.constraint_filtered),
+        "ClassFiltered": map_or_null(count_map(&metrics.class_filtered)),
+        "ConstraintFiltered": map_or_null(count_map(&metrics.constraint_filtered)),
         "NodesExhausted": metrics.nodes_exhausted,
-        "ClassExhausted": count_map(&metrics.class_exhausted),
-        "DimensionExhausted": count_map(&metrics.dimension_exhausted),
-        "QuotaExhausted": [],
-        "ResourcesExhausted": resources_exhausted(metrics, group),
-        "Scores": {},
-        "ScoreMetaData": scores,
+        "ClassExhausted": map_or_null(count_map(&metrics.class_exhausted)),
+        "DimensionExhausted": map_or_null(count_map(&metrics.dimension_exhausted)),
+        "QuotaExhausted": Value::Null,
+        "ResourcesExhausted": map_or_null(resources_exhausted(metrics, group)),
+        "Scores": Value::Null,
+        "ScoreMetaData": list_or_null(scores),
         "AllocationTime": 0,
         "CoalescedFailures": metrics.coalesced_failures,
     })

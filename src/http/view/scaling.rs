@@ -7,7 +7,7 @@ use fsm::{
 };
 use serde_json::{Map, Value, json};
 
-use super::text;
+use super::{list_or_null, text};
 use crate::{http::time, jobspec};
 
 /// A job's groups with the counts that are wanted and there, and their last events.
@@ -60,7 +60,7 @@ fn group_status(
         "Running": running,
         "Healthy": healthy,
         "Unhealthy": unhealthy,
-        "Events": events.iter().map(event).collect::<Vec<_>>(),
+        "Events": list_or_null(events.iter().map(event).collect()),
     })
 }
 

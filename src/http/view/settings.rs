@@ -1,10 +1,18 @@
 //! Namespaces, node pools and the scheduler configuration.
 
-use fsm::settings::{Algorithm, Namespace, NodePool, SchedulerConfiguration};
+use std::collections::BTreeMap;
+
+use fsm::{
+    Text,
+    settings::{Algorithm, Namespace, NodePool, SchedulerConfiguration},
+};
 use serde_json::{Value, json};
 
-use super::{text, text_map};
-use crate::http::node_life;
+use super::{map_or_null, text, text_map};
+use crate::{
+    base64,
+    http::{node_life, time},
+};
 
 /// Nomad's.
 const IDENTITY_TTL_MS_DEFAULT: u64 = 86_400_000;
@@ -17,7 +25,10 @@ pub(crate) fn namespace(namespace: &Namespace) -> Value {
         "Quota": "",
         "Capabilities": Value::Null,
         "NodePoolConfiguration": Value::Null,
-        "Meta": text_map(&namespace.meta),
+        "VaultConfiguration": Value::Null,
+        "ConsulConfiguration": Value::Null,
+        "Meta": map_or_null(text_map(&namespace.meta)),
+        "Hash": hash(&[&namespace.name, &namespace.description], &namespace.meta),
         "CreateIndex": namespace.create_index,
         "ModifyIndex": namespace.modify_index,
     })
@@ -28,15 +39,27 @@ pub(crate) fn node_pool(pool: &NodePool) -> Value {
     json!({
         "Name": text(&pool.name),
         "Description": text(&pool.description),
-        "Meta": text_map(&pool.meta),
-        "NodeIdentityTTL": calendar::go_duration(match pool.identity_ttl_ms {
+        "Meta": map_or_null(text_map(&pool.meta)),
+        "NodeIdentityTTL": time::nanoseconds(match pool.identity_ttl_ms {
             0 => IDENTITY_TTL_MS_DEFAULT,
             ttl => ttl,
         }),
+        "Hash": hash(&[&pool.name, &pool.description], &pool.meta),
         "SchedulerConfiguration": Value::Null,
         "CreateIndex": pool.create_index,
         "ModifyIndex": pool.modify_index,
     })
+}
+
+/// A digest of what a user said of it, by which clients tell that it changed.
+fn hash(texts: &[&Text], meta: &BTreeMap<Text, Text>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let pairs = meta.iter().flat_map(|(key, value)| [key, value]);
+    for text in texts.iter().copied().chain(pairs) {
+        hasher.update(&(text.len() as u64).to_le_bytes());
+        hasher.update(text.as_bytes());
+    }
+    base64::encode(hasher.finalize().as_bytes())
 }
 
 /// The scheduler configuration.
