@@ -9,11 +9,56 @@ use serde_json::{Map, Value, json};
 
 use super::convert::SERVER_FIELDS;
 
-/// Beside [`SERVER_FIELDS`], what is the same in all versions of a job, or is compared by itself.
-const OF_JOB_IGNORED: [&str; 6] =
-    ["ID", "Update", "ParentID", "Payload", "TaskGroups", "Reschedule"];
-const OF_GROUP_IGNORED: [&str; 2] = ["Name", "Tasks"];
-const OF_TASK_IGNORED: [&str; 1] = ["Name"];
+/// What is compared of a job, a group or a task, and in which order it is told: Nomad's.
+struct Level {
+    /// Fields that are the same in all versions, are compared by themselves, or that Nomad leaves out.
+    ignored: &'static [&'static str],
+    /// Names of objects; others come behind.
+    order: &'static [&'static str],
+}
+
+/// Beside [`SERVER_FIELDS`].
+const OF_JOB: Level = Level {
+    ignored: &["ID", "Update", "ParentID", "Payload", "TaskGroups", "Reschedule"],
+    order: &["Datacenters", "Constraint", "Affinity", "Spread", "Periodic", "ParameterizedJob"],
+};
+const OF_GROUP: Level = Level {
+    ignored: &["Name", "Tasks", "Migrate"],
+    order: &[
+        "Constraint",
+        "Affinity",
+        "Spread",
+        "RestartPolicy",
+        "ReschedulePolicy",
+        "EphemeralDisk",
+        "Update",
+        "Network",
+        "Scaling",
+        "Service",
+    ],
+};
+const OF_TASK: Level = Level {
+    ignored: &["Name", "RestartPolicy"],
+    order: &[
+        "Constraint",
+        "Affinity",
+        "Config",
+        "Resources",
+        "LogConfig",
+        "DispatchPayload",
+        "Identity",
+        "Identities",
+    ],
+};
+/// The one of [`SERVER_FIELDS`] that tells jobs apart.
+const TOLD: &str = "Dispatched";
+/// Fields of objects that Nomad leaves out: defaults, and what a port is given later.
+const OF_OBJECTS_IGNORED: [(&str, &[&str]); 4] = [
+    ("Update", &["Stagger"]),
+    ("Dynamic Port", &["Value"]),
+    ("Network", &["Device", "CIDR", "IP"]),
+    ("Identity", &["Audience"]),
+];
 /// Names of objects that are not those of their field.
 const OBJECT_NAMES: [(&str, &str); 12] = [
     ("Constraints", "Constraint"),
@@ -52,12 +97,13 @@ impl Change {
 
 /// The `JobDiff` from one job to another; none: the job does not exist. The fields that did not change are shown of objects that did.
 pub fn job_diff(old: Option<&Value>, new: Option<&Value>) -> Value {
-    let ignored = [&SERVER_FIELDS[..], &OF_JOB_IGNORED].concat();
-    let parts = Parts::of(old, new, &ignored);
+    let of_server = SERVER_FIELDS.into_iter().filter(|name| *name != TOLD);
+    let ignored: Vec<&str> = of_server.chain(OF_JOB.ignored.iter().copied()).collect();
+    let parts = Parts::of(old, new, &ignored, OF_JOB.order);
     let groups = by_name(old, new, "TaskGroups", |old, new| {
-        let parts = Parts::of(old, new, &OF_GROUP_IGNORED);
+        let parts = Parts::of(old, new, OF_GROUP.ignored, OF_GROUP.order);
         let tasks = by_name(old, new, "Tasks", |old, new| {
-            let parts = Parts::of(old, new, &OF_TASK_IGNORED);
+            let parts = Parts::of(old, new, OF_TASK.ignored, OF_TASK.order);
             let change = parts.change(old, new, &[]);
             with_annotations(parts.view(change, &[("Name", name(old, new))]))
         });
@@ -79,13 +125,17 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(old: Option<&Value>, new: Option<&Value>, ignored: &[&str]) -> Self {
+    fn of(old: Option<&Value>, new: Option<&Value>, ignored: &[&str], order: &[&str]) -> Self {
         let (old, new) = (entries(old), entries(new));
         let keys: BTreeSet<&str> = old.keys().chain(new.keys()).copied().collect();
         let mut parts = Self { fields: Vec::new(), objects: Vec::new() };
         for key in keys.into_iter().filter(|key| !ignored.contains(key)) {
             parts.compare(key, old.get(key).copied(), new.get(key).copied(), false);
         }
+        parts.objects.sort_by_key(|object| {
+            let place = order.iter().position(|name| object["Name"] == *name);
+            place.unwrap_or(order.len())
+        });
         parts
     }
 
@@ -119,7 +169,9 @@ impl Parts {
             (_, "") => Change::Deleted,
             _ => Change::Edited,
         };
-        if change != Change::None || (context && !before.is_empty()) {
+        // A text that is empty is there, null is not.
+        let is_there = [old, new].into_iter().flatten().any(|value| !value.is_null());
+        if change != Change::None || (context && is_there) {
             self.fields.push(field(name, change, &before, &after));
         }
     }
@@ -163,9 +215,11 @@ impl Parts {
             };
             let (before, after) = (keyed(before), keyed(after));
             let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-            for key in keys {
-                self.objects.extend(object(name, before.get(key), after.get(key)));
-            }
+            let differ =
+                keys.into_iter().filter_map(|key| object(name, before.get(key), after.get(key)));
+            let mut differ: Vec<Value> = differ.collect();
+            differ.sort_by_key(place_of_object);
+            self.objects.extend(differ);
             return;
         }
         let mut inside = Self { fields: Vec::new(), objects: Vec::new() };
@@ -201,8 +255,10 @@ impl Parts {
     fn view(self, change: Change, more: &[(&str, Value)]) -> Value {
         let mut object = Map::new();
         object.insert("Type".to_owned(), change.name().into());
-        object.insert("Fields".to_owned(), self.fields.into());
-        object.insert("Objects".to_owned(), self.objects.into());
+        // Null where nothing differs.
+        let or_null = |list: Vec<Value>| (!list.is_empty()).then_some(list);
+        object.insert("Fields".to_owned(), or_null(self.fields).into());
+        object.insert("Objects".to_owned(), or_null(self.objects).into());
         object.extend(more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
         object.into()
     }
@@ -217,11 +273,25 @@ fn object(name: &str, old: Option<&Value>, new: Option<&Value>) -> Option<Value>
     let (before, after) = (entries(old), entries(new));
     let keys: BTreeSet<&str> = before.keys().chain(after.keys()).copied().collect();
     let mut parts = Parts { fields: Vec::new(), objects: Vec::new() };
-    for key in keys {
+    let ignored = OF_OBJECTS_IGNORED.iter().find(|(of, _)| *of == name);
+    let ignored = ignored.map_or(&[][..], |(_, fields)| fields);
+    for key in keys.into_iter().filter(|key| !ignored.contains(key)) {
         parts.compare(key, before.get(key).copied(), after.get(key).copied(), true);
     }
     let change = parts.change(old, new, &[]);
     (change != Change::None).then(|| parts.view(change, &[("Name", name.into())]))
+}
+
+/// Where one of several objects of a name stands: first what was edited, then what came, then what went; of those what has fewer fields.
+fn place_of_object(object: &Value) -> (usize, usize, String) {
+    let changes = [Change::Edited, Change::Added, Change::Deleted, Change::None];
+    let change = changes.iter().position(|change| object["Type"] == change.name());
+    let fields = items(object.get("Fields"));
+    let text = |field: &Value| {
+        let part = |name: &str| field[name].as_str().unwrap_or_default().to_owned();
+        format!("{}\0{}\0{}\0", part("Name"), part("Old"), part("New"))
+    };
+    (change.unwrap_or(changes.len()), fields.len(), fields.iter().map(text).collect())
 }
 
 /// Compares the named elements of a list, also those that are the same.
@@ -340,7 +410,7 @@ mod tests {
         other["PeriodicLaunches"] = json!({ "LastDue": 1, "Missed": 0, "Overlapped": 0 });
         let diff = job_diff(Some(&job()), Some(&other));
         assert_eq!(diff["Type"], "None");
-        assert_eq!(diff["Fields"], json!([]));
+        assert_eq!(diff["Fields"], Value::Null);
         assert_eq!(diff["TaskGroups"][0]["Type"], "None");
         assert_eq!(diff["TaskGroups"][0]["Tasks"][0]["Type"], "None");
     }
@@ -368,11 +438,11 @@ mod tests {
             ]
         );
         let objects = &diff["Objects"];
-        assert_eq!(objects[0]["Name"], "Constraint");
-        assert_eq!(objects[0]["Type"], "Deleted");
-        assert_eq!(objects[1]["Name"], "Datacenters");
+        assert_eq!(objects[1]["Name"], "Constraint");
+        assert_eq!(objects[1]["Type"], "Deleted");
+        assert_eq!(objects[0]["Name"], "Datacenters");
         assert_eq!(
-            shown(&objects[1]["Fields"]),
+            shown(&objects[0]["Fields"]),
             ["Added Datacenters:  => dc2", "None Datacenters: dc1 => dc1"]
         );
         let group = &diff["TaskGroups"][0];

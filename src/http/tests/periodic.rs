@@ -119,7 +119,7 @@ async fn versions_of_a_periodic_job_differ_in_what_was_changed_alone() {
     let versions = server.get("/v1/job/t/versions?diffs=true").await.ok();
     assert!(versions["Versions"][0]["PeriodicLaunches"]["LastDue"].is_number(), "{versions}");
     let diff = &versions["Diffs"][0];
-    assert_eq!(diff["Objects"], json!([]), "{diff}");
+    assert_eq!(diff["Objects"], serde_json::Value::Null, "{diff}");
     let fields = diff["Fields"].as_array().unwrap();
     assert_eq!((fields.len(), &fields[0]["Name"]), (1, &json!("Priority")), "{diff}");
     server.stop().await;

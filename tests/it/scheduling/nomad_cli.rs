@@ -108,11 +108,20 @@ fn the_nomad_program_changes_a_service() {
         1,
         &["+ Job: \"web\"", "(3 create)", "nomad job run -check-index 0 one.hcl"],
     );
+    let plan = nomad.says(
+        "job plan -verbose one.hcl",
+        1,
+        &["+ Dispatched: \"false\"", "+ Identity {", "+ ProgressDeadline:"],
+    );
+    for left_out in ["Stagger", "KillSignal", "MBits", "Migrate {", "Audience"] {
+        assert!(!plan.contains(left_out), "{left_out} in\n{plan}");
+    }
     nomad.says(
         "job run one.hcl",
         0,
         &["Monitoring evaluation", "Monitoring deployment", "= successful"],
     );
+    nomad.says("job scaling-events web", 0, &["No events found"]);
     nomad.says("job plan one.hcl", 0, &["All tasks successfully allocated"]);
     nomad.says(
         "job run -check-index 1 two.hcl",
