@@ -454,18 +454,19 @@ impl AllocationRunner {
         self.changed = true;
         let leader = policy.tasks.iter().position(|task| task.leader);
         let leader_dead = leader.is_some_and(|leader| self.tasks[leader].is_dead());
-        let failed = self.tasks.iter().any(|task| task.is_dead() && task.failed);
+        let failed = self.tasks.iter().position(|task| task.is_dead() && task.failed);
         if self.stopping == Stopping::Now {
             // The leader goes first: it may need the others while it ends.
             let only = leader.filter(|_| !leader_dead);
             let is_over = self.limit.is_over();
             let reason = if is_over { KillReason::RunTimeOver } else { KillReason::Stopped };
-            self.kill_all(policy, reason, only, now, out);
-        } else if failed {
+            self.kill_all(policy, &reason, only, now, out);
+        } else if let Some(failed) = failed {
             self.limit.disarm();
-            self.kill_all(policy, KillReason::SiblingFailed, None, now, out);
+            let reason = KillReason::SiblingFailed(policy.tasks[failed].name.as_str().into());
+            self.kill_all(policy, &reason, None, now, out);
         } else if leader_dead {
-            self.kill_all(policy, KillReason::LeaderDead, None, now, out);
+            self.kill_all(policy, &KillReason::LeaderDead, None, now, out);
         }
         self.watch_health(now);
     }
@@ -473,7 +474,7 @@ impl AllocationRunner {
     fn kill_all(
         &mut self,
         policy: &GroupPolicy,
-        reason: KillReason,
+        reason: &KillReason,
         only: Option<usize>,
         now: Moment,
         out: &mut Vec<Action>,

@@ -140,6 +140,7 @@ fn ports(spec: &AllocationSpec) -> BTreeMap<String, String> {
         let mut set =
             |kind: &str, value: String| out.insert(format!("NOMAD_{kind}_{label}"), value);
         set("PORT", port.to.to_string());
+        set("ALLOC_PORT", port.to.to_string());
         set("HOST_PORT", port.value.to_string());
         set("IP", spec.address.clone());
         set("HOST_IP", spec.address.clone());
@@ -221,6 +222,7 @@ mod tests {
         let names = names_of(&spec, &state.allocation(spec.id), &Arc::default());
         for (key, value) in [
             ("NOMAD_PORT_http_1", "80"),
+            ("NOMAD_ALLOC_PORT_http_1", "80"),
             ("NOMAD_HOST_PORT_http_1", "8080"),
             ("NOMAD_HOST_IP_http_1", "10.0.0.1"),
             ("NOMAD_ADDR_http_1", "10.0.0.1:8080"),

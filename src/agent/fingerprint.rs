@@ -7,7 +7,13 @@ use std::{
     path::Path,
 };
 
+use fsm::job::{SIGNALS, SIGNALS_ATTRIBUTE};
+
 use super::{driver::Driver, machine, settings::AgentSettings};
+
+/// Where a machine's own id may stand: that of its board, of its system, of its boot.
+const HOST_IDS: [&str; 3] =
+    ["/sys/class/dmi/id/product_uuid", "/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
 
 /// What was found.
 #[derive(Clone, Debug, Default)]
@@ -74,10 +80,18 @@ pub(crate) fn fingerprint(
     }
     set("unique.hostname", host_name.clone());
     set("unique.network.ip-address", address.clone());
-    let (os_name, os_version) =
-        operating_system(&fs::read_to_string("/etc/os-release").unwrap_or_default());
+    let (os_name, os_version) = operating_system(&read("/etc/os-release"), read);
     set("os.name", os_name);
     set("os.version", os_version);
+    set(SIGNALS_ATTRIBUTE, SIGNALS.join(","));
+    set("unique.host_id", host_id(HOST_IDS.into_iter().map(read)));
+    let release = text(system.release());
+    set("kernel.landlock", landlock(&read("/sys/kernel/security/lsm"), &release));
+    for (key, value) in memory_nodes(Path::new("/sys/devices/system/node")) {
+        set(&key, value);
+    }
+    // A job that asks for services of Nomad's own kind is taken; docs/from-nomad.md says what becomes of them.
+    set("nomad.service_discovery", "true".to_owned());
     set("nomad.version", crate::version::NOMAD.to_owned());
     set("quorate.version", crate::version::QUORATE.to_owned());
     if let Ok(binary) = super::executor::own_binary() {
@@ -104,6 +118,7 @@ pub(crate) fn simulated(settings: &AgentSettings) -> Fingerprint {
         ("kernel.name", "linux".to_owned()),
         ("cpu.totalcompute", cpu_mhz.to_string()),
         ("driver.mock", "1".to_owned()),
+        (SIGNALS_ATTRIBUTE, SIGNALS.join(",")),
     ];
     Fingerprint {
         attributes: attributes.map(|(key, value)| (key.to_owned(), value)).into(),
@@ -161,12 +176,79 @@ fn disk_bytes(path: &Path) -> (u64, u64) {
     })
 }
 
-fn operating_system(os_release: &str) -> (String, String) {
+/// A short file as text; empty where there is none.
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Name and version. Distributions keep the version in full in files of their own: `12.5`, where `os-release` says `12`.
+fn operating_system(os_release: &str, read: impl Fn(&str) -> String) -> (String, String) {
     let value = |key: &str| {
         let found = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
         found.unwrap_or_default().trim_matches('"').to_owned()
     };
-    (value("ID"), value("VERSION_ID"))
+    let name = value("ID");
+    let in_full = match name.as_str() {
+        "debian" => read("/etc/debian_version").trim().to_owned(),
+        "alpine" => read("/etc/alpine-release").trim().to_owned(),
+        "rhel" | "centos" | "rocky" | "almalinux" | "fedora" => {
+            let said = read("/etc/redhat-release");
+            let rest = said.split_once("release ").map_or("", |(_, rest)| rest);
+            rest.split_whitespace().next().unwrap_or_default().to_owned()
+        }
+        _ => String::new(),
+    };
+    let version = if in_full.is_empty() { value("VERSION_ID") } else { in_full };
+    (name, version)
+}
+
+/// The first text that is an id of 16 bytes, in the form of a UUID.
+fn host_id(texts: impl Iterator<Item = String>) -> String {
+    let mut ids = texts.filter_map(|text| {
+        let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
+        let bytes = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
+        Some(fsm::NodeId(bytes.to_be_bytes()).to_string())
+    });
+    ids.next().unwrap_or_default()
+}
+
+/// What the kernel understands of Landlock, if that is turned on. Only a system call tells it in numbers; each version came with a kernel.
+fn landlock(modules: &str, release: &str) -> String {
+    const SINCE: [((u32, u32), u32); 7] = [
+        ((6, 15), 7),
+        ((6, 12), 6),
+        ((6, 10), 5),
+        ((6, 7), 4),
+        ((6, 2), 3),
+        ((5, 19), 2),
+        ((5, 13), 1),
+    ];
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        return String::new();
+    };
+    let is_on = modules.trim().split(',').any(|name| name == "landlock");
+    let found = SINCE.iter().find(|(since, _)| is_on && (major, minor) >= *since);
+    found.map_or_else(String::new, |(_, version)| format!("v{version}"))
+}
+
+/// The parts of the machine's memory, with the cores beside each.
+fn memory_nodes(directory: &Path) -> Vec<(String, String)> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("node")?.parse::<u32>().ok());
+        let cores = fs::read_to_string(entry.path().join("cpulist"));
+        if let (Some(number), Ok(cores)) = (number, cores) {
+            found.insert(number, cores.trim().to_owned());
+        }
+    }
+    if found.is_empty() {
+        return Vec::new();
+    }
+    let count = ("numa.node.count".to_owned(), found.len().to_string());
+    let cores = found.into_iter().map(|(node, cores)| (format!("numa.node{node}.cores"), cores));
+    std::iter::once(count).chain(cores).collect()
 }
 
 /// Go's names, which jobs are constrained by.
@@ -232,7 +314,59 @@ mod tests {
     #[test]
     fn memory_and_system_are_read() {
         assert_eq!(memory_bytes("MemTotal:       1024 kB\nMemFree: 1 kB"), 1 << 20);
-        let system = operating_system("NAME=\"Debian\"\nID=debian\nVERSION_ID=\"12\"\n");
-        assert_eq!(system, ("debian".to_owned(), "12".to_owned()));
+    }
+
+    #[test]
+    fn a_system_says_its_version_in_full() {
+        for (id, file, said, version) in [
+            ("debian", "/etc/debian_version", "12.5\n", "12.5"),
+            ("debian", "", "", "12"),
+            ("alpine", "/etc/alpine-release", "3.20.1\n", "3.20.1"),
+            ("rocky", "/etc/redhat-release", "Rocky Linux release 9.3 (Blue Onyx)\n", "9.3"),
+            ("ubuntu", "/etc/debian_version", "trixie/sid\n", "12"),
+        ] {
+            let release = format!("NAME=\"X\"\nID={id}\nVERSION_ID=\"12\"\n");
+            let read = |path: &str| if path == file { said.to_owned() } else { String::new() };
+            let expected = (id.to_owned(), version.to_owned());
+            assert_eq!(operating_system(&release, read), expected, "{said}");
+        }
+    }
+
+    #[test]
+    fn a_machine_is_known_by_the_first_id_that_is_one() {
+        let of = |texts: &[&str]| host_id(texts.iter().map(|text| (*text).to_owned()));
+        let uuid = "c0ffee00-1111-2222-3333-444455556666";
+        assert_eq!(of(&["", "C0FFEE00-1111-2222-3333-444455556666\n"]), uuid);
+        assert_eq!(of(&["Not Settable", "c0ffee00111122223333444455556666\n", "x"]), uuid);
+        assert_eq!(of(&["", ""]), "");
+    }
+
+    #[test]
+    fn landlock_is_told_where_it_is_on() {
+        for (modules, release, version) in [
+            ("capability,landlock,yama", "6.1.0-18-amd64", "v2"),
+            ("capability,landlock\n", "5.13.4", "v1"),
+            ("landlock", "6.18.5", "v7"),
+            ("landlock", "5.10.0", ""),
+            ("capability,yama", "6.18.5", ""),
+            ("landlock", "", ""),
+        ] {
+            assert_eq!(landlock(modules, release), version, "{modules} {release}");
+        }
+    }
+
+    #[test]
+    fn memory_nodes_are_counted_with_their_cores() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        for (name, cores) in [("node0", "0-3\n"), ("node1", "4-7\n"), ("power", "x")] {
+            let node = directory.path().join(name);
+            fs::create_dir(&node).expect("a directory");
+            fs::write(node.join("cpulist"), cores).expect("a file");
+        }
+        let pair = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+        let expected =
+            [("numa.node.count", "2"), ("numa.node0.cores", "0-3"), ("numa.node1.cores", "4-7")];
+        assert_eq!(memory_nodes(directory.path()), expected.map(pair));
+        assert!(memory_nodes(&directory.path().join("none")).is_empty());
     }
 }

@@ -465,6 +465,8 @@ fn describe(
     } else {
         http_address.to_string()
     };
+    let own_address = registration.http_address.clone();
+    registration.attributes.insert("unique.advertise.address".to_owned(), own_address);
 }
 
 /// The node's properties as jobs refer to them.

@@ -112,6 +112,7 @@ fn describe(
         ("memory.totalbytes", (memory_mb << 20).to_string()),
         ("unique.hostname", registration.name.clone()),
         ("driver.mock", "1".to_owned()),
+        (fsm::job::SIGNALS_ATTRIBUTE, fsm::job::SIGNALS.join(",")),
         ("quorate.version", registration.version.clone()),
         ("nomad.version", crate::version::NOMAD.to_owned()),
         ("quorate.simulated", "1".to_owned()),

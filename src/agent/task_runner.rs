@@ -131,14 +131,14 @@ pub(crate) fn code_of_signal(signal: i32) -> i32 {
 }
 
 /// Why a task is killed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum KillReason {
     /// The servers want the allocation to end.
     Stopped,
     /// The leader task of the group has ended.
     LeaderDead,
-    /// Another task of the group has failed.
-    SiblingFailed,
+    /// This other task of the group has failed.
+    SiblingFailed(Box<str>),
     /// The allocation ran longer than its group may.
     RunTimeOver,
 }
@@ -372,7 +372,7 @@ impl TaskRunner {
         }
         self.event(now, EventKind::Started, "Task started by client");
         if let Some(reason) = self.kill.take() {
-            self.kill(task, policy, reason, now, out);
+            self.kill(task, policy, &reason, now, out);
         }
     }
 
@@ -476,21 +476,22 @@ impl TaskRunner {
         &mut self,
         task: usize,
         policy: &TaskPolicy,
-        reason: KillReason,
+        reason: &KillReason,
         now: Moment,
         out: &mut Vec<Action>,
     ) {
         if self.kill.is_some() || self.is_dead() {
             return;
         }
-        self.kill = Some(reason);
+        self.kill = Some(reason.clone());
         match reason {
             KillReason::Stopped => {}
             KillReason::LeaderDead => {
                 self.event(now, EventKind::LeaderTaskDead, "Leader Task in Group dead");
             }
-            KillReason::SiblingFailed => {
-                self.event(now, EventKind::SiblingTaskFailed, "Task's sibling failed");
+            KillReason::SiblingFailed(sibling) => {
+                let message = format!("Task's sibling \"{sibling}\" failed");
+                self.event(now, EventKind::SiblingTaskFailed, &message);
             }
             KillReason::RunTimeOver => self.event(now, EventKind::Killing, RUN_TIME_OVER),
         }
@@ -721,6 +722,125 @@ impl TaskRunner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nomad's type and message of each event, up to what differs from one to the next. What is not Nomad's says so.
+    fn told(kind: EventKind) -> (&'static str, &'static [&'static str]) {
+        match kind {
+            EventKind::Received => ("Received", &["Task received by client"]),
+            EventKind::TaskSetup => ("Task Setup", &["Building Task Directory"]),
+            EventKind::SetupFailure => ("Setup Failure", &["no such user"]),
+            EventKind::DriverFailure => ("Driver Failure", &["no such command"]),
+            EventKind::Started => ("Started", &["Task started by client"]),
+            EventKind::Terminated => ("Terminated", &["Exit Code: 3", "Exit Code: 137, Signal: 9"]),
+            EventKind::Restarting => (
+                "Restarting",
+                &["Task restarting in 0s", "Restart within policy, task restarting in 10ms"],
+            ),
+            EventKind::NotRestarting => (
+                "Not Restarting",
+                &[
+                    "Exceeded allowed attempts 1 in interval 1s and mode is \"fail\"",
+                    "Error was unrecoverable",
+                ],
+            ),
+            EventKind::Killing => ("Killing", &["Sent interrupt. Waiting 2s before force killing"]),
+            EventKind::Killed => ("Killed", &["Task successfully killed"]),
+            EventKind::LeaderTaskDead => ("Leader Task Dead", &["Leader Task in Group dead"]),
+            EventKind::SiblingTaskFailed => {
+                ("Sibling Task Failed", &["Task's sibling \"db\" failed"])
+            }
+            EventKind::WaitingForShutdownDelay => (
+                "Waiting for shutdown delay",
+                &["Waiting for shutdown_delay of 5s before killing the task."],
+            ),
+            // The view takes the signal out of the sentence.
+            EventKind::Signaling => ("Signaling", &["Task being sent a signal: SIGHUP"]),
+            // Not Nomad's.
+            EventKind::NodeFailure => ("Node Failure", &["The node could not prepare the task"]),
+            EventKind::RestartSignaled => (
+                "Restart Signaled",
+                &[
+                    "User requested task to restart",
+                    "User requested running tasks to restart",
+                    "User requested all tasks to restart",
+                ],
+            ),
+        }
+    }
+
+    #[test]
+    fn every_event_is_told_as_in_nomad() {
+        let now = Moment { since_boot_ms: 1_000, wall_ms: 1_000_000 };
+        let mode = super::super::restart::RestartMode::Fail;
+        let policy = TaskPolicy {
+            name: "t".to_owned(),
+            restart: RestartPolicy { attempts: 1, interval_ms: 1000, delay_ms: 10, mode },
+            restart_on_success: false,
+            kill_timeout_ms: 2_000,
+            shutdown_delay_ms: 5_000,
+            leader: false,
+        };
+        let mut events = Vec::new();
+        let mut play = |script: &dyn Fn(&mut TaskRunner, &mut Vec<Action>)| {
+            let (mut task, mut out) = (TaskRunner::new(now), Vec::new());
+            task.start(0, now, &mut out);
+            task.started(0, &policy, now, &mut out);
+            script(&mut task, &mut out);
+            events.append(&mut task.events);
+        };
+        let exit = |exit_code, signal| ExitResult { exit_code, signal, ..ExitResult::default() };
+        let error = StartError {
+            message: "no such command".to_owned(),
+            recoverable: false,
+            fault: Fault::Task,
+        };
+        play(&|task, _| task.exited(&policy, &exit(3, 0), now, 0));
+        play(&|task, out| {
+            for _ in 0..2 {
+                task.exited(&policy, &exit(3, 0), now, 0);
+                task.tick(0, Moment { since_boot_ms: 1_020, ..now }, out);
+                task.started(0, &policy, now, out);
+            }
+        });
+        play(&|task, out| {
+            task.exited(&policy, &exit(3, 0), now, 0);
+            task.tick(0, Moment { since_boot_ms: 1_020, ..now }, out);
+            task.start_failed(&policy, &error, now, 0);
+        });
+        play(&|task, _| task.setup_failed("no such user", Fault::Node, now));
+        play(&|task, _| {
+            task.signaled("SIGHUP", now);
+        });
+        for named in [true, false] {
+            play(&|task, out| {
+                task.restart(0, named, now, out);
+                task.exited(&policy, &exit(137, 9), now, 0);
+            });
+        }
+        play(&|task, out| {
+            task.restart_ended(0, now, out);
+        });
+        let sibling = KillReason::SiblingFailed("db".into());
+        for reason in [KillReason::Stopped, KillReason::LeaderDead, sibling] {
+            play(&|task, out| {
+                task.kill(0, &policy, &reason, now, out);
+                task.exited(&policy, &exit(137, 9), now, 0);
+            });
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        for event in &events {
+            let (name, messages) = told(event.kind);
+            assert_eq!(event.kind.name(), name);
+            // A pause has jitter.
+            let said = event.message.replace("11ms", "10ms").replace("12ms", "10ms");
+            assert!(messages.contains(&said.as_str()), "{name}: {said}");
+            seen.insert((name, said));
+        }
+        assert_eq!(
+            seen.iter().map(|(name, _)| name).collect::<std::collections::BTreeSet<_>>().len(),
+            16
+        );
+    }
 
     /// The pauses between the starts of a task that all fail by this fault, up to twenty, and the task at the end.
     fn pauses(fault: Fault) -> (Vec<u64>, TaskRunner) {

@@ -26,7 +26,8 @@ struct Told<'a> {
     /// Nanoseconds, with their text.
     start_delay: Option<(u128, &'a str)>,
     kill_timeout: Option<(u128, &'a str)>,
-    task_signal: &'a str,
+    signal_name: &'a str,
+    failed_sibling: &'a str,
 }
 
 impl<'a> Told<'a> {
@@ -39,8 +40,12 @@ impl<'a> Told<'a> {
             "Not Restarting" => Self { restart_reason: said, fails_task: true, ..Self::default() },
             "Restart Signaled" => Self { restart_reason: said, ..Self::default() },
             "Signaling" => {
-                let signal = said.rsplit_once(": ").map_or("", |(_, signal)| signal);
-                Self { task_signal: signal, ..Self::default() }
+                let (shown, signal) = said.rsplit_once(": ").unwrap_or((said, ""));
+                Self { shown: Some(shown.to_owned()), signal_name: signal, ..Self::default() }
+            }
+            "Sibling Task Failed" => {
+                let name = said.split('"').nth(1).unwrap_or_default();
+                Self { failed_sibling: name, ..Self::default() }
             }
             "Killing" => {
                 let left = said.strip_prefix(WAITING).and_then(|rest| rest.split(' ').next());
@@ -48,7 +53,10 @@ impl<'a> Told<'a> {
             }
             "Restarting" => {
                 let Some((reason, delay)) = said.split_once(RESTARTING_IN) else {
-                    return Self { restart_reason: said, ..Self::default() };
+                    let delay = said.strip_prefix("Task restarting in ").and_then(nanoseconds);
+                    // Without a reason where a user asked for it.
+                    let restart_reason = if delay.is_some() { "" } else { said };
+                    return Self { restart_reason, start_delay: delay, ..Self::default() };
                 };
                 let shown = match reason {
                     WITHIN_POLICY => format!("Task restarting in {delay}"),
@@ -69,16 +77,19 @@ impl<'a> Told<'a> {
         let oom = ended.then(|| event.message.ends_with("OOM Killed").to_string());
         let signal = event.signal.or_else(|| ended.then_some(0)).map(|signal| signal.to_string());
         let unknown = event.message.strip_prefix("Exit status unknown: ").filter(|_| ended);
+        let restarts = self.start_delay.is_some() || !self.restart_reason.is_empty();
+        let restart_reason = restarts.then(|| self.restart_reason.to_owned());
         let pairs = [
             ("message", some(self.message)),
             ("setup_error", some(self.setup_error)),
             ("driver_error", some(self.driver_error)),
-            ("restart_reason", some(self.restart_reason)),
+            ("restart_reason", restart_reason),
+            ("failed_sibling", some(self.failed_sibling)),
             ("start_delay", number(self.start_delay)),
             ("kill_timeout", self.kill_timeout.map(|(_, text)| text.to_owned())),
             ("fails_task", self.fails_task.then(|| "true".to_owned())),
             ("exit_code", event.exit_code.map(|code| code.to_string())),
-            ("signal", signal.or_else(|| some(self.task_signal))),
+            ("signal", signal.or_else(|| some(self.signal_name))),
             ("exit_message", unknown.and_then(some)),
             ("oom_killed", oom),
         ];
@@ -118,10 +129,10 @@ pub(super) fn task_event(event: &TaskEvent) -> Value {
         "DownloadError": "",
         "ValidationError": "",
         "DiskLimit": 0,
-        "FailedSibling": "",
+        "FailedSibling": told.failed_sibling,
         "VaultError": "",
         "TaskSignalReason": "",
-        "TaskSignal": told.task_signal,
+        "TaskSignal": "",
         "DriverMessage": "",
         "GenericSource": "",
     })
@@ -175,7 +186,34 @@ mod tests {
         let message = "Building Task Directory";
         check("Task Setup", message, None, message, &json!({ "message": message }));
         let message = "Task being sent a signal: SIGHUP";
-        check("Signaling", message, None, message, &json!({ "signal": "SIGHUP" }));
+        let details = json!({ "signal": "SIGHUP" });
+        check("Signaling", message, None, "Task being sent a signal", &details);
+        let message = "Task's sibling \"db\" failed";
+        let details = json!({ "failed_sibling": "db" });
+        check("Sibling Task Failed", message, None, message, &details);
+        let message = "Task restarting in 0s";
+        let details = json!({ "restart_reason": "", "start_delay": "0" });
+        check("Restarting", message, None, message, &details);
+        let message = "Lost together with the agent, task restarting at once: not counted";
+        let details = json!({ "restart_reason": message });
+        check("Restarting", message, None, message, &details);
+        let message = "User requested running tasks to restart";
+        let details = json!({ "restart_reason": message });
+        check("Restart Signaled", message, None, message, &details);
+        let message = "cannot make the task's directory";
+        let details = json!({ "setup_error": message, "fails_task": "true" });
+        check("Setup Failure", message, None, message, &details);
+        for (kind, message) in [
+            ("Received", "Task received by client"),
+            ("Killed", "Task successfully killed"),
+            ("Leader Task Dead", "Leader Task in Group dead"),
+            (
+                "Waiting for shutdown delay",
+                "Waiting for shutdown_delay of 5s before killing the task.",
+            ),
+        ] {
+            check(kind, message, None, message, &json!({}));
+        }
         let message = "Task started by client";
         check("Started", message, None, message, &json!({}));
     }

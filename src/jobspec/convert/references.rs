@@ -37,7 +37,8 @@ const OWN: [&str; 19] = [
 /// What a task has of its agent's environment.
 const OF_HOST: [&str; 7] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ"];
 /// What there is for each port.
-const OF_PORT: [&str; 6] = ["PORT", "HOST_PORT", "IP", "HOST_IP", "ADDR", "HOST_ADDR"];
+const OF_PORT: [&str; 7] =
+    ["PORT", "ALLOC_PORT", "HOST_PORT", "IP", "HOST_IP", "ADDR", "HOST_ADDR"];
 /// What services may refer to besides, in their names.
 const OF_SERVICE: [&str; 4] = ["BASE", "JOB", "TASKGROUP", "TASK"];
 

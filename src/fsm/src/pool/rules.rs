@@ -10,6 +10,7 @@ use crate::{
     command::Rejection,
     digest::row_hash,
     id::{InstanceId, JobKey, NodeId, Text, TimeMs},
+    job::{SIGNALS, SIGNALS_ATTRIBUTE},
     limits,
     node::{AgentStart, Driver, NodeDescription, NodeResources},
     plant::{Plant, is_planted},
@@ -22,6 +23,7 @@ impl InstanceType {
     pub fn description(&self, pool: &Text) -> NodeDescription {
         let driver = Driver { detected: true, healthy: true, ..Driver::default() };
         let mut attributes = self.node.attributes.clone();
+        attributes.entry(SIGNALS_ATTRIBUTE.into()).or_insert_with(|| SIGNALS.join(",").into());
         for name in &self.node.drivers {
             attributes.entry(format!("driver.{name}").into()).or_insert_with(|| "1".into());
         }

@@ -696,3 +696,15 @@ fn a_drain_of_an_instance_can_have_a_deadline() {
         (None, None)
     );
 }
+
+/// A job that asks for a kill signal waits for no machine in vain.
+#[test]
+fn a_machine_to_come_knows_all_signals_unless_its_type_says_otherwise() {
+    let mut pool = instance_pool("gpu");
+    let kind = Arc::make_mut(pool.types.values_mut().next().unwrap());
+    let signals =
+        |kind: &InstanceType| kind.description(&"gpu".into()).attributes["os.signals"].clone();
+    assert!(signals(kind).split(',').any(|name| name == "SIGTERM"));
+    kind.node.attributes.insert("os.signals".into(), "SIGHUP".into());
+    assert_eq!(&*signals(kind), "SIGHUP");
+}
