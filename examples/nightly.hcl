@@ -6,7 +6,7 @@ job "nightly" {
   type        = "batch"
 
   periodic {
-    cron             = "30 2 * * *"
+    crons            = ["30 2 * * *"]
     time_zone        = "Europe/Berlin"
     prohibit_overlap = true # one that still runs keeps the next from starting
   }

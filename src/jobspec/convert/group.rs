@@ -1,8 +1,10 @@
 //! Task groups. Owns what a group needs (tasks, distinct names, one leader, room for logs) and what of it is not built yet.
 
+use std::collections::BTreeSet;
+
 use fsm::{
     JobKind, Text,
-    job::{Task, TaskGroup},
+    job::{Constraint, SIGNALS_ATTRIBUTE, Task, TaskGroup},
 };
 use serde_json::Value;
 
@@ -40,10 +42,12 @@ pub(super) fn read(
     let tasks = tasks(&mut fields, inherited, restart, &mut services, report);
     let has_checks = services.has_checks();
     let (count, scaling) = scaling::read(&mut fields, inherited.kind, report);
+    let shutdown_delay_ms = fields.duration_ms("ShutdownDelay", report).unwrap_or(0);
+    services.check_delays(shutdown_delay_ms, &tasks, report);
     let group = TaskGroup {
         count,
         scaling,
-        constraints: conditions.constraints,
+        constraints: with_signals(conditions.constraints, &tasks),
         affinities: conditions.affinities,
         spreads,
         tasks,
@@ -54,7 +58,7 @@ pub(super) fn read(
         migrate: policy::migrate(&mut fields, inherited, report),
         network,
         disk_mb,
-        shutdown_delay_ms: fields.duration_ms("ShutdownDelay", report).unwrap_or(0),
+        shutdown_delay_ms,
         max_run_ms: max_run_ms(&mut fields, inherited.kind, report),
         services_json: services.into_text(),
         name,
@@ -71,6 +75,24 @@ fn name(fields: &mut Fields<'_>, report: &mut Report) -> Text {
     let name = fields.text("Name", report).unwrap_or_default();
     check_name(name, path, report);
     Text::from(name)
+}
+
+/// A task that asks for a signal needs a node that knows it.
+fn with_signals(mut constraints: Vec<Constraint>, tasks: &[Task]) -> Vec<Constraint> {
+    let asked = tasks.iter().map(|task| &*task.kill_signal);
+    let asked: BTreeSet<&str> = asked.filter(|signal| !signal.is_empty()).collect();
+    if asked.is_empty() {
+        return constraints;
+    }
+    let needed = Constraint {
+        left: format!("${{attr.{SIGNALS_ATTRIBUTE}}}").into(),
+        operand: "set_contains".into(),
+        right: Vec::from_iter(asked).join(",").into(),
+    };
+    if !constraints.contains(&needed) {
+        constraints.push(needed);
+    }
+    constraints
 }
 
 fn refuse_unsupported(fields: &mut Fields<'_>, name: &str, report: &mut Report) {

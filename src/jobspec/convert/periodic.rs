@@ -35,6 +35,11 @@ pub(super) fn read(
     let time_zone = block.text_filled("TimeZone", report).unwrap_or(ZONE_DEFAULT);
     block.finish(report);
     let is_list = one.is_none();
+    if !is_list {
+        report.warning(
+            "cron is deprecated and may be removed in a future release. Use crons instead",
+        );
+    }
     let specs = match (one, list) {
         (Some(_), list) if !list.is_empty() => {
             report.error(list_at, "cron and crons are both there: keep one of them");

@@ -3,7 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use fsm::{Text, job::Network};
+use fsm::{
+    Text,
+    job::{Network, Task},
+};
 use serde_json::Value;
 
 use super::{
@@ -109,6 +112,28 @@ impl<'g> Services<'g> {
                 quoted(&name)
             ));
             self.list.push(stored::block(&kept));
+        }
+    }
+
+    /// What is looked up by its name is asked for a while after it is gone from there: Nomad's warnings of services that end at once.
+    pub(super) fn check_delays(&self, group_delay_ms: u64, tasks: &[Task], report: &mut Report) {
+        let group = self.group;
+        let owners: BTreeSet<&str> = self.there.iter().map(|(task, ..)| task.as_str()).collect();
+        for task in tasks.iter().filter(|task| task.shutdown_delay_ms == 0) {
+            if owners.contains(&*task.name) {
+                report.warning(format!(
+                    "task {} in group {} defines services, but has no shutdown_delay set",
+                    quoted(&task.name),
+                    quoted(group)
+                ));
+            }
+        }
+        let mut delays = tasks.iter().map(|task| task.shutdown_delay_ms).chain([group_delay_ms]);
+        if owners.contains("") && delays.all(|delay_ms| delay_ms == 0) {
+            report.warning(format!(
+                "group {} defines services, but neither the group nor any of its tasks have shutdown_delay set",
+                quoted(group)
+            ));
         }
     }
 
