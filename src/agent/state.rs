@@ -589,7 +589,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         drop(StateDirectory::open(directory.path()).unwrap());
         let path = directory.path().join("identity.json");
-        for (generation, file) in [(1, r#"{"format":1}"#), (9, r#"{"generation":9,"name":"a"}"#)] {
+        let newer = format!(r#"{{"generation":{},"name":"a"}}"#, GENERATION + 1);
+        for (generation, file) in [(1, r#"{"format":1}"#), (GENERATION + 1, newer.as_str())] {
             fs::write(&path, file).unwrap();
             let text = StateDirectory::open(directory.path()).err().unwrap().to_string();
             let both = format!(

@@ -223,8 +223,10 @@ mod tests {
         disk.create_dir_all(directory).unwrap();
         save(&disk, directory, &Identity::new(5, None)).unwrap();
         let path = directory.join(IDENTITY_FILE);
-        let newer = br#"{"server_id":5,"generation":9,"place":"a"}"#;
-        let files: [(u32, &[u8]); 2] = [(1, br#"{"server_id":5,"check":"0"}"#), (9, newer)];
+        let next = u32::from(GENERATION) + 1;
+        let newer = format!(r#"{{"server_id":5,"generation":{next},"place":"a"}}"#);
+        let files: [(u32, &[u8]); 2] =
+            [(1, br#"{"server_id":5,"check":"0"}"#), (next, newer.as_bytes())];
         for (generation, file) in files {
             disk.replace(&path, file);
             let text = load(&disk, directory, "10.0.0.1:4647").unwrap_err().to_string();
