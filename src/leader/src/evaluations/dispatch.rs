@@ -244,7 +244,7 @@ impl Machine for Dispatch {
         match effect {
             Effect::Evaluation(id) => self.evaluation_changed(now, state, *id),
             Effect::Capacity { class, node } => {
-                self.capacity_gained(now, state, *class, *node, index)
+                self.capacity_gained(now, state, *class, *node, index);
             }
             Effect::Node(id) if !state.nodes().contains(id) => self.blocked.node_gone(*id, index),
             Effect::Job(key) => self.job_changed(state, key, index),
