@@ -1,6 +1,6 @@
 //! Load balancers: in half of the seeds that have a pool it declares capacity groups, and sources say
 //! what they need of them. They change their mind, say nothing for a while, say a thing twice, start
-//! anew in a new epoch, and old words of theirs come late. When nothing is in the way they repeat
+//! anew in a new epoch or in one that is older than their last, and old words of theirs come late. When nothing is in the way they repeat
 //! themselves, and speak to each new leader. Nobody says a word again that was lost: the next one
 //! replaces it. From dice of its own: seeds without groups are what they were.
 //!
@@ -52,6 +52,8 @@ struct Balancer {
     said: Vec<Requirements>,
     /// The last one's.
     ticket: Option<Ticket>,
+    /// When it spoke last.
+    said_at: Option<u64>,
 }
 
 /// The balancers of a seed, and the groups that they speak of.
@@ -85,7 +87,8 @@ pub(crate) fn draw(seed: u64, has_pool: bool) -> Option<Balancers> {
         let need = draw_need(&groups, &mut dice);
         let (name, said) = (format!("lb{number}").into(), Vec::new());
         let (is_silent, ticket) = (false, None);
-        all.push(Balancer { name, epoch: 1, seq: 0, need, is_silent, said, ticket });
+        let said_at = None;
+        all.push(Balancer { name, epoch: 3, seq: 0, need, is_silent, said, ticket, said_at });
     }
     let percent = dice.between(5, 30);
     Some(Balancers { percent, groups, all, are_done: false, dice })
@@ -164,8 +167,14 @@ impl World {
             }
             12..16 => self.say_again(number),
             16 | 17 => {
-                (one.epoch, one.seq, one.is_silent) = (one.epoch + 1, 0, false);
-                self.coverage.count(Event::SourceRestarted);
+                (one.seq, one.is_silent) = (0, false);
+                if one.epoch > 1 && balancers.dice.percent(40) {
+                    one.epoch -= 1;
+                    self.coverage.count(Event::SourceFellBack);
+                } else {
+                    one.epoch += 1;
+                    self.coverage.count(Event::SourceRestarted);
+                }
                 self.say(number, None);
             }
             _ => one.is_silent = true,
@@ -188,7 +197,10 @@ impl World {
         let (count, ttl_ms) = (balancers.all.len(), balancers.undisturbed_ms());
         let mut acted = false;
         for number in 0..count {
-            acted |= !self.is_heard(number) && self.say(number, Some(ttl_ms));
+            // One that is refused for its epoch is heard when its older words have expired.
+            let spoke = self.balancers.as_ref().and_then(|all| all.all[number].said_at);
+            let may_speak = spoke != Some(self.clock_ms);
+            acted |= may_speak && !self.is_heard(number) && self.say(number, Some(ttl_ms));
         }
         acted
     }
@@ -221,7 +233,7 @@ impl World {
     }
 
     /// Log time as the leader has it.
-    fn leaders_now(&self) -> u64 {
+    pub(crate) fn leaders_now(&self) -> u64 {
         let leader = self.servers[self.log.leader].leadership.as_ref();
         leader.map_or(self.log.truth().at(), |one| one.now(self.clock_ms))
     }
@@ -238,6 +250,7 @@ impl World {
         let Some(balancers) = &mut self.balancers else { return false };
         let one = &mut balancers.all[number];
         one.seq += 1;
+        one.said_at = Some(self.clock_ms);
         let (source, epoch, seq) = (one.name.clone(), one.epoch, one.seq);
         let word = Requirements { source, epoch, seq, ttl_ms, amounts };
         if one.said.len() >= SAID_MAX {

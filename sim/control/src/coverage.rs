@@ -270,6 +270,18 @@ events! {
     LateAnswer => "the answer to a deposed leader was proposed to the next one",
     /// A provider took a machine back.
     Preempted => "a provider took a machine back",
+    /// A machine's readiness check said no.
+    MachineUnready => "the readiness check of a machine said no",
+    /// A tag of a machine came after its machine.
+    TagsCameLate => "a tag of a machine came late",
+    /// A job came that runs on each node of the pool.
+    SystemJobOfPool => "a system job of the pool was registered",
+    /// The leader changed while a type of the pool paused.
+    LeftWithFailures => "a leader went while a type paused for its failed boots",
+    /// A pool made one machine at a time.
+    PoolProtected => "a pool was protected",
+    /// A pool had made as many machines as an hour may have.
+    HourSpent => "a pool had made all that an hour may have",
     /// A word of a source of requirements was taken.
     WordTaken => "a source of requirements was heard",
     /// An older word came late.
@@ -278,6 +290,8 @@ events! {
     SourceSilent => "a source of requirements fell silent",
     /// A source began a new epoch.
     SourceRestarted => "a source of requirements started anew",
+    /// A source began again with an epoch below its last one.
+    SourceFellBack => "a source of requirements started anew in an older epoch",
     /// A group did without a member.
     MemberDrained => "a member of a capacity group was drained",
     /// A group needed it again.

@@ -76,7 +76,7 @@ impl World {
             clocks::note(&before, applied, &mut self.coverage);
             if let Some(pools) = &mut self.pools {
                 pools::judge(&before, &applied.state, pools, self.clock_ms, &mut found);
-                pools.note_rows(&before, &applied.state);
+                pools.note_rows(&before, applied);
                 pools::note(&before, applied, &mut self.coverage);
                 self.oracle.capacity.judge(&before, applied, &mut self.coverage, &mut found);
             }

@@ -9,7 +9,7 @@
 //! the end in [`ending`].
 
 mod cloud;
-mod ending;
+pub(crate) mod ending;
 pub(crate) mod promises;
 
 use std::{
@@ -19,12 +19,13 @@ use std::{
 
 use elastic::{FleetConfig, fake::FakeCloud};
 use fsm::{
-    Command, EvaluationId, InstanceId, State, Text,
+    Command, EvaluationId, InstanceId, JobKind, State, Text,
     job::{DeregisterJob, EvaluateJob, RegisterJob},
     node::NodeDescription,
     pool::{
-        Behavior, DeleteInstancePool, InstancePool, InstanceType, PauseInstancePool,
-        SetInstanceBehavior, ShutDownInstance, ShutdownCause, UpsertInstancePool,
+        Behavior, CreateOutcome, DeleteInstancePool, InstancePool, InstanceState, InstanceType,
+        PauseInstancePool, SetInstanceBehavior, ShutDownInstance, ShutdownCause,
+        UpsertInstancePool,
     },
     testing,
 };
@@ -34,19 +35,22 @@ use leader::{
 };
 
 use self::cloud::Flight;
-use crate::{coverage::Event, world::World};
+use crate::{coverage::Event, log::Applied, world::World};
 use chance::Dice;
 
 /// Makes these dice others than all older ones.
 const LABEL: u64 = 0x696e_7374_616e_6365;
+/// Makes the dice of leaders that go others than those of the same step.
+const COUPS: u64 = 1 << 40;
 /// The pool, and the node pool that it feeds.
 pub(crate) const POOL: &str = "gpu";
 /// The provider, as the servers' files name it.
 pub(crate) const PROVIDER: &str = "fake";
 /// What its lists speak for.
 const SCOPE: &str = "zone";
-/// Jobs of the pool, and the jobs that they are drawn as.
-const JOBS: [(&str, &str); 3] = [("render", "job3"), ("train", "job1"), ("serve", "job3")];
+/// Jobs of the pool, and the jobs that they are drawn as; the last one runs on each of its nodes.
+const JOBS: [(&str, &str); 4] =
+    [("render", "job3"), ("train", "job1"), ("serve", "job3"), ("agents", "job2")];
 /// Operations under way above which nobody asks for more.
 const OPERATIONS_MAX: usize = 8;
 /// Between two lists, and until a leader judges by time, ms.
@@ -54,6 +58,7 @@ const LIST_MS: u64 = 10_000;
 pub(crate) const WARM_UP_MS: u64 = 2 * HEARTBEAT_TTL_MS_MIN + HEARTBEAT_GRACE_MS;
 /// Between two descriptions, or destroys, of a machine, ms.
 const AGAIN_MS: u64 = 3_000;
+const HOUR_MS: u64 = 3_600_000;
 /// The cloud makes nothing, or destroys nothing, for so long, ms.
 const OUTAGE_MS: (u64, u64) = (5_000, 120_000);
 
@@ -81,6 +86,12 @@ pub(crate) struct Trouble {
     crashes: u64,
     /// The provider takes a machine back.
     preempts: u64,
+    /// Machines whose readiness check says no: mostly for good.
+    unready: u64,
+    /// Creates whose machine gets its tags one after the other.
+    tags_late: u64,
+    /// Steps at which a leader goes while a type pauses for its failed boots.
+    coups: u64,
 }
 
 /// The pools of a seed.
@@ -100,6 +111,14 @@ pub(crate) struct Pools {
     freed: Vec<(Text, u64)>,
     /// Ids of machines that had a row at some time.
     known: BTreeSet<Text>,
+    /// When each create was asked for that was not refused; log time.
+    asked: BTreeMap<InstanceId, u64>,
+    /// Intents whose machine gets its tags late.
+    late: BTreeSet<InstanceId>,
+    /// Tags that come late, by when.
+    tagging: Vec<(u64, LateTag)>,
+    /// Some of its jobs run on each of its nodes.
+    has_system_jobs: bool,
     /// When each machine was made, by its number; the driver's clock.
     made_at: BTreeMap<u64, u64>,
     /// Creates and destroys fail until then.
@@ -115,6 +134,14 @@ struct Boot {
     provider_id: Text,
     number: u64,
     description: NodeDescription,
+}
+
+/// A tag that a machine is still to get.
+struct LateTag {
+    provider_id: Text,
+    number: u64,
+    name: Text,
+    value: Text,
 }
 
 /// The pools of a seed; none: it has no instance pool.
@@ -138,11 +165,17 @@ pub(crate) fn draw(seed: u64, servers: usize) -> Option<Pools> {
         differs: sometimes(5, 20),
         crashes: sometimes(20, 80),
         preempts: sometimes(1, 4),
+        ..Trouble::default()
     };
     let lacks = servers > 1 && dice.percent(15);
     let percent = dice.between(3, 15);
     let without = lacks.then(|| dice.index(servers));
-    Some(Pools { percent, without, ..Pools::new(trouble, dice) })
+    let mut later = self::dice(seed, u64::MAX - 2);
+    let mut sometimes = |low, high| if later.percent(50) { later.between(low, high) } else { 0 };
+    let (unready, tags_late, coups) = (sometimes(20, 100), sometimes(10, 60), sometimes(5, 30));
+    let has_system_jobs = later.percent(40);
+    let trouble = Trouble { unready, tags_late, coups, ..trouble };
+    Some(Pools { percent, without, has_system_jobs, ..Pools::new(trouble, dice) })
 }
 
 fn dice(seed: u64, step: u64) -> Dice {
@@ -162,6 +195,10 @@ impl Pools {
             hidden: BTreeSet::new(),
             freed: Vec::new(),
             known: BTreeSet::new(),
+            asked: BTreeMap::new(),
+            late: BTreeSet::new(),
+            tagging: Vec::new(),
+            has_system_jobs: false,
             made_at: BTreeMap::new(),
             outage_until: 0,
             intents: BTreeSet::new(),
@@ -181,10 +218,36 @@ impl Pools {
     }
 
     /// Intents and machines of which an entry tells.
-    pub(crate) fn note_rows(&mut self, before: &State, after: &State) {
+    pub(crate) fn note_rows(&mut self, before: &State, applied: &Applied) {
+        let after = &applied.state;
         let new = after.instances().iter().filter(|row| !before.instances().contains(&row.id));
-        self.intents.extend(new.map(|row| row.id));
+        for row in new {
+            self.intents.insert(row.id);
+            if row.state == InstanceState::Requested {
+                self.asked.insert(row.id, after.at());
+            }
+        }
         self.known.extend(after.instances().iter().map(|row| row.provider_id.clone()));
+        let command = applied.entry.proposal.as_ref().map(|proposal| &proposal.command);
+        if let Some(Command::InstanceOutcome(outcome)) = command
+            && matches!(outcome.outcome, CreateOutcome::Failed { .. })
+            && !after.instances().contains(&outcome.id)
+        {
+            self.asked.remove(&outcome.id);
+        }
+        if !after.instance_pools().contains(&POOL.into()) {
+            self.asked.clear();
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn note_asked(&mut self, id: InstanceId, at: u64) {
+        self.asked.insert(id, at);
+    }
+
+    /// Creates of the hour before log time `at` that made a machine, or may have.
+    pub(crate) fn asked_lately(&self, at: u64) -> usize {
+        self.asked.values().filter(|asked_at| **asked_at + HOUR_MS > at).count()
     }
 
     /// How long ago a machine was made, ms.
@@ -228,6 +291,11 @@ impl World {
         let Some(pools) = &mut self.pools else { return };
         pools.dice = dice.clone();
         let (percent, preempts) = (pools.percent, pools.trouble.preempts);
+        let coups = pools.trouble.coups;
+        if self.is_any_type_pausing() && self::dice(seed, u64::from(step) | COUPS).percent(coups) {
+            self.coverage.count(Event::LeftWithFailures);
+            self.elect(&mut dice.clone());
+        }
         if dice.percent(preempts) {
             self.take_back_a_machine(&mut dice);
         }
@@ -251,6 +319,24 @@ impl World {
                 self.elect(&mut dice);
             }
             _ => self.begin_an_outage(&mut dice),
+        }
+    }
+
+    /// A type of the pool is not made for a while, since its boots failed.
+    fn is_any_type_pausing(&self) -> bool {
+        let truth = self.log.truth();
+        let now = self.leaders_now();
+        let mut pools = truth.instance_pools().iter();
+        pools.any(|pool| pool.types.keys().any(|kind| truth.backoff_on(pool, kind, now).is_some()))
+    }
+
+    /// In the end the leader goes once more while a type pauses: the next one is to know of it.
+    pub(crate) fn leave_with_failures(&mut self, dice: &mut Dice) {
+        if self.pools.as_ref().is_some_and(|pools| pools.trouble.coups > 0)
+            && self.is_any_type_pausing()
+        {
+            self.coverage.count(Event::LeftWithFailures);
+            self.elect(dice);
         }
     }
 
@@ -284,7 +370,9 @@ impl World {
 
     /// A job of the pool comes, changes or goes.
     fn want_machines(&mut self, dice: &mut Dice) {
-        let (name, drawn_as) = dice.pick(&JOBS).unwrap_or(JOBS[0]);
+        let has_system_jobs = self.pools.as_ref().is_some_and(|pools| pools.has_system_jobs);
+        let jobs = if has_system_jobs { &JOBS[..] } else { &JOBS[..JOBS.len() - 1] };
+        let (name, drawn_as) = dice.pick(jobs).unwrap_or(JOBS[0]);
         let evaluation = EvaluationId(self.ids.next());
         let job = testing::job_key(name);
         let is_known = self.log.truth().jobs().contains(&job);
@@ -294,6 +382,9 @@ impl World {
             0..6 => {
                 let mut spec = self.draw_job(drawn_as, dice);
                 (spec.key, spec.node_pool) = (job, POOL.into());
+                if spec.kind == JobKind::System {
+                    self.coverage.count(Event::SystemJobOfPool);
+                }
                 let (spec, enforce_index) = (spec.into(), None);
                 Command::RegisterJob(RegisterJob {
                     enforce_index,
@@ -364,6 +455,9 @@ fn draw_pool(dice: &mut Dice) -> InstancePool {
     pool.boot_timeout_ms = dice.pick(&[15_000, 40_000, 120_000]).unwrap_or(15_000);
     pool.probe_timeout_ms = dice.pick(&[10_000, 60_000]).unwrap_or(10_000);
     pool.max_concurrent_creates = small(dice.pick(&[0, 0, 1]).unwrap_or(0));
+    pool.max_creates_per_hour = small(dice.pick(&[0, 0, 10, 40]).unwrap_or(0));
+    pool.protect_after = small(dice.pick(&[10, 3, 0]).unwrap_or(10));
+    pool.backoff_reset_ms = dice.pick(&[600_000, 30_000]).unwrap_or(600_000);
     let kinds = pool.types.values().map(|kind| {
         let mut kind = InstanceType::clone(kind);
         let (cpu, memory_mb) = if &*kind.name == "small" { (1_000, 4_000) } else { (2_500, 9_000) };

@@ -347,7 +347,7 @@ impl Promises {
         let missed = |row: &Evaluation| {
             // For room on a node that is gone one could wait for ever.
             let is_gone = row.node.is_some_and(|node| !state.nodes().contains(&node));
-            row.trigger != Trigger::MaxPlans && (is_gone || invariants::is_woken(state, row))
+            row.trigger != Trigger::MaxPlans && (is_gone || invariants::has_missed(state, row))
         };
         let (id, slept_ms) = self.overslept.looked(seen, dispatch, WOKEN_MS, missed)?;
         Some(format!("I39: {id} waits for room, missed some, and sleeps on for {slept_ms} ms"))

@@ -49,6 +49,7 @@ impl World {
         for agent in &mut self.agents {
             agent.wake();
         }
+        self.leave_with_failures(dice);
         if let Some(pools) = &mut self.pools {
             pools.calm();
         }
@@ -91,7 +92,11 @@ impl World {
         let health = |state: &fsm::State| {
             state.nodes().iter().map(|node| (node.id, node.health.clone())).collect::<Vec<_>>()
         };
-        if health(&before) != health(&after) {
+        // So is a machine that came meanwhile: what kept its pool from making it was over.
+        let machines = |state: &fsm::State| {
+            state.instances().iter().map(|row| (row.id, row.node)).collect::<Vec<_>>()
+        };
+        if health(&before) != health(&after) || machines(&before) != machines(&after) {
             return;
         }
         let mut found = Vec::new();
@@ -272,7 +277,11 @@ impl World {
             if agent.is_too_late(truth) {
                 continue;
             }
-            if node.is_none_or(|row| row.liveness != Liveness::Ready) {
+            // Whose check said no for good is not asked again before a person says so.
+            let is_fatal = node.and_then(|row| row.suspension()).is_some_and(|suspension| {
+                suspension.reason == fsm::node::SuspendReason::ReadinessFatal
+            });
+            if node.is_none_or(|row| row.liveness != Liveness::Ready && !is_fatal) {
                 let liveness = node.map(|row| row.liveness);
                 found.push(format!(
                     "I50: agent {} is there, its node is {liveness:?}",

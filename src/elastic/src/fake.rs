@@ -91,6 +91,14 @@ impl FakeCloud {
         }
     }
 
+    /// A tag of a machine that came without it comes at last; one that is there stays.
+    pub fn tag(&mut self, provider_id: &str, name: &Text, value: &Text) {
+        if let Some(machine) = self.machines.get_mut(provider_id) {
+            let tags = &mut machine.described.tags;
+            tags.entry(name.clone()).or_insert_with(|| value.clone());
+        }
+    }
+
     /// A machine goes, by a destroy or because its provider took it back. Whether it was there.
     pub fn end(&mut self, provider_id: &str) -> bool {
         let was = self.machines.remove(provider_id).is_some();
@@ -264,6 +272,18 @@ mod tests {
         let ghost = Machine { provider_id: "ghost".into(), ..Machine::default() };
         assert!(listed(&mut cloud, &[Fault::Invents(ghost)]).contains(&"ghost".into()));
         assert!(listed(&mut cloud, &[]).contains(&first));
+    }
+
+    #[test]
+    fn tags_that_come_late_are_those_that_are_lacking() {
+        let mut cloud = FakeCloud::new("zone");
+        let id = made(&mut cloud, 1, &[Fault::LosesTags]).provider_id;
+        for (name, value) in [("a", "old"), ("a", "new"), ("b", "one")] {
+            cloud.tag(&id, &name.into(), &value.into());
+        }
+        let tags = cloud.machine(&id).map(|one| one.described.tags.clone());
+        let wanted: Tags = [("a".into(), "old".into()), ("b".into(), "one".into())].into();
+        assert_eq!(tags, Some(wanted));
     }
 
     #[test]

@@ -7,7 +7,10 @@ use fsm::{
     pool::Behavior,
 };
 
-use crate::oracle::capacity::{self, Strength};
+use crate::{
+    oracle::capacity::{self, Strength},
+    pools::ending::is_held_back,
+};
 
 /// Looks of a leader may come so late, ms.
 const SLACK_MS: u64 = 30_000;
@@ -29,7 +32,7 @@ pub(super) fn judge(truth: &State, pool: &InstancePool, now: u64, found: &mut Ve
         let wanted = capacity::wanted(truth, group);
         let desired = capacity::desired(truth, group);
         if desired == wanted {
-            size(truth, pool, group, wanted, found);
+            size((truth, now), pool, group, wanted, found);
         } else {
             let name = &group.name;
             found.push(format!("capacity-decision: {name} is to give {desired}, not {wanted}"));
@@ -56,7 +59,7 @@ fn drains(row: &Instance, pool: &InstancePool, now: u64, found: &mut Vec<String>
 
 /// A group has what it wants, as far as there is room, and nothing that it could do without.
 fn size(
-    truth: &State,
+    (truth, now): (&State, u64),
     pool: &InstancePool,
     group: &CapacityGroup,
     wanted: u64,
@@ -67,7 +70,8 @@ fn size(
     let rows = || truth.instances().iter().filter(|row| row.pool == pool.name);
     let requested = rows().filter(|row| row.state == InstanceState::Requested).count();
     let creates = pool.max_concurrent_creates as usize;
-    let has_room = rows().count() < pool.max as usize && (creates == 0 || requested < creates);
+    let is_free = !is_held_back(truth, pool, now) && (creates == 0 || requested < creates);
+    let has_room = rows().count() < pool.max as usize && is_free;
     if (amount < wanted || count < group.min) && count < group.max && has_room {
         found.push(format!("capacity-lack: {name} gives {amount} of {wanted} with {count}"));
     }

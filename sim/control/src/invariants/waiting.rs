@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use fsm::{
     ClassId, ClientStatus, DesiredStatus, Evaluation, EvaluationStatus, Job, JobKind, NodeId,
-    State, TaskGroup, Trigger, node::GainKey,
+    State, TaskGroup, Text, Trigger,
+    node::{CapacityGain, GainKey},
 };
 
 use super::{
@@ -173,15 +174,36 @@ fn knows(row: &Evaluation, job: &Job) -> bool {
     row.trigger == Trigger::MaxPlans || row.snapshot_index >= job.job_modify_index
 }
 
-/// Something was gained since it looked last.
-pub(crate) fn is_woken(state: &State, row: &Evaluation) -> bool {
+/// Something was gained since it looked last on nodes that are there and that its job may use: it
+/// has to be woken, whatever else has happened.
+pub(crate) fn has_missed(state: &State, row: &Evaluation) -> bool {
+    let spec = state.jobs().get(&row.job).and_then(|job| state.current_spec(job));
+    let is_of_pool =
+        |pool: &Text| spec.is_none_or(|spec| &*spec.node_pool == "all" || spec.node_pool == *pool);
+    let is_there = |class: ClassId| {
+        let mut nodes = state.nodes().iter();
+        nodes.any(|node| node.class == class && is_of_pool(&node.description.pool))
+    };
     state.capacity_gains().iter().any(|gain| {
         let helps = match gain.key {
-            GainKey::Class(class) => row.node.is_none() && may_use(row, class),
-            GainKey::Node(node) => row.node == Some(node),
+            GainKey::Class(class) => is_there(class),
+            GainKey::Node(_) => true,
         };
-        helps && gain.index > row.snapshot_index
+        helps && wakes(gain, row)
     })
+}
+
+/// Something was gained since it looked last.
+fn is_woken(state: &State, row: &Evaluation) -> bool {
+    state.capacity_gains().iter().any(|gain| wakes(gain, row))
+}
+
+fn wakes(gain: &CapacityGain, row: &Evaluation) -> bool {
+    let helps = match gain.key {
+        GainKey::Class(class) => row.node.is_none() && may_use(row, class),
+        GainKey::Node(node) => row.node == Some(node),
+    };
+    helps && gain.index > row.snapshot_index
 }
 
 /// Room on nodes of a class wakes it.

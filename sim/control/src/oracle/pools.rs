@@ -20,7 +20,7 @@ pub(super) fn judge(
     clock_ms: u64,
     found: &mut Vec<String>,
 ) {
-    judge_max(before, after, found);
+    judge_max(before, after, pools, found);
     for row in before.instances().iter() {
         match after.instances().get(&row.id) {
             Some(now) => judge_change(before, row, now, found),
@@ -31,7 +31,7 @@ pub(super) fn judge(
 
 /// No intent is taken above the pool's max, or in a pool that is paused: a max that was lowered
 /// drains, it does not let in.
-fn judge_max(before: &State, after: &State, found: &mut Vec<String>) {
+fn judge_max(before: &State, after: &State, pools: &Pools, found: &mut Vec<String>) {
     for pool in after.instance_pools().iter() {
         let rows = || after.instances().iter().filter(|row| row.pool == pool.name);
         let is_new = |row: &Instance| {
@@ -45,6 +45,17 @@ fn judge_max(before: &State, after: &State, found: &mut Vec<String>) {
                 let (id, kind) = (row.id, &row.kind.name);
                 found.push(format!("pool-backoff: {id} is asked for while {kind} backs off"));
             }
+        }
+        let new = rows().filter(|row| is_new(row)).count();
+        let most = pool.max_creates_per_hour as usize;
+        let made = pools.asked_lately(after.at()) + new;
+        if most > 0 && made > most {
+            found.push(format!("pool-hour: {made} are asked for in an hour, {most} may be"));
+        }
+        let history = before.pool_histories().get(&pool.name);
+        let is_protected = history.is_some_and(|history| history.protected_since > 0);
+        if is_protected && before.unproven_of(&pool.name) + new > 1 {
+            found.push("pool-protected: a pool that failed makes more than one".to_owned());
         }
         let count = rows().count();
         if count > pool.max as usize {
@@ -140,6 +151,19 @@ pub(super) fn note(before: &State, applied: &Applied, coverage: &mut crate::Cove
     {
         coverage.count(Event::InstanceDisappeared);
     }
+    for history in after.pool_histories().iter() {
+        let was = before.pool_histories().get(&history.pool);
+        let was_protected = was.is_some_and(|was| was.protected_since > 0);
+        if history.protected_since > 0 && !was_protected {
+            coverage.count(Event::PoolProtected);
+        }
+        let most =
+            after.instance_pools().get(&history.pool).map_or(0, |pool| pool.max_creates_per_hour);
+        let was_asked = was.map_or(0, |was| was.asked_lately(before.at()));
+        if most > 0 && history.asked_lately(after.at()) >= most && was_asked < most {
+            coverage.count(Event::HourSpent);
+        }
+    }
     if after.unhelped().len() > before.unhelped().len() {
         coverage.count(Event::JobUnhelped);
     }
@@ -185,6 +209,32 @@ mod tests {
         let mut found = Vec::new();
         judge(before, after, pools, 0, &mut found);
         found
+    }
+
+    /// Money: an hour has only so many creates, and a pool whose boots fail makes one at a time.
+    #[test]
+    fn creates_above_those_of_an_hour_or_of_a_protected_pool_are_found() {
+        let mut driver = Driver::default();
+        driver.instance_pool("gpu", |_| {});
+        driver.request_instance("gpu", "small");
+        let before = driver.state.clone();
+        driver.request_instance("gpu", "small");
+        let mut after = driver.state.clone();
+        assert_eq!(found(&before, &after, &Pools::calm_one()), [] as [&str; 0]);
+        let mut pool = (**after.instance_pools().get(&"gpu".into()).expect("it is there")).clone();
+        pool.max_creates_per_hour = 1;
+        testing::put(&mut after, &pool);
+        let (first, at) = (before.instances().iter().next().expect("one").id, before.at());
+        let mut pools = Pools::calm_one();
+        pools.note_asked(first, at);
+        let hour = found(&before, &after, &pools);
+        assert!(hour.iter().any(|one| one.starts_with("pool-hour")), "{hour:?}");
+        let mut before = before;
+        let history = before.pool_histories().get(&"gpu".into()).expect("it is there");
+        let history = fsm::pool::PoolHistory { protected_since: 1, ..(**history).clone() };
+        testing::put(&mut before, &history);
+        let second = found(&before, &after, &Pools::calm_one());
+        assert!(second.iter().any(|one| one.starts_with("pool-protected")), "{second:?}");
     }
 
     /// The state in which a machine has shut an instance down, whatever `apply` says.

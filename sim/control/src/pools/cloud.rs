@@ -14,9 +14,13 @@ use elastic::{
     fake::Fault,
     late,
 };
-use fsm::{InstanceId, InstanceState, Text, node::InstanceProof, pool::Behavior};
+use fsm::{
+    Instance, InstanceId, InstanceState, Text,
+    node::{InstanceProof, Readiness},
+    pool::Behavior,
+};
 
-use super::{Boot, Pools};
+use super::{Boot, LateTag, Pools};
 use crate::{agent::Agent, coverage::Event, leadership::Leadership, world::World};
 
 /// A call takes so long until it is carried out, and again until it is answered, ms.
@@ -25,6 +29,10 @@ const TAKES_MS: (u64, u64) = (10, 400);
 const HANGS_MS: (u64, u64) = (5_000, 150_000);
 /// From the create until its agent starts, ms.
 const BOOTS_MS: (u64, u64) = (200, 12_000);
+/// Between two tags of a machine that gets them one after the other, ms.
+const TAG_MS: (u64, u64) = (1_000, 25_000);
+/// A readiness check that does not say no for good says so for so long, ms.
+const UNREADY_MS: (u64, u64) = (5_000, 120_000);
 /// The id of a machine is not used again before it is gone for so long, ms.
 const REUSED_MS: u64 = 120_000;
 /// A refusal holds for so long, ms.
@@ -84,12 +92,15 @@ impl Pools {
     /// When something of the cloud happens by itself.
     pub(crate) fn next_look_ms(&self) -> Option<u64> {
         let flights = self.flights.iter().map(Flight::next_ms);
-        flights.chain(self.boots.iter().map(|(at, _)| *at)).min()
+        let tags = self.tagging.iter().map(|(at, _)| *at);
+        flights.chain(self.boots.iter().map(|(at, _)| *at)).chain(tags).min()
     }
 
-    /// A create or destroy is under way, or an agent is to start.
+    /// A create or destroy is under way, an agent is to start or a tag to come.
     pub(super) fn is_busy(&self) -> bool {
-        !self.boots.is_empty() || self.flights.iter().any(Flight::matters)
+        !self.boots.is_empty()
+            || !self.tagging.is_empty()
+            || self.flights.iter().any(Flight::matters)
     }
 
     /// A call leaves: when it is carried out and answered, and when its caller gives up.
@@ -128,8 +139,13 @@ impl Pools {
                 // neither is destroyed before the instance that one of them belongs to ends.
                 let mut all = self.cloud.machines();
                 let is_only = !all.any(|machine| machine.described.tags.is_empty());
-                if self.dice.percent(self.trouble.loses_tags) && is_only {
+                // Those that come late tell in the end.
+                let is_late = self.dice.percent(self.trouble.tags_late);
+                if is_late || (self.dice.percent(self.trouble.loses_tags) && is_only) {
                     faults.push(Fault::LosesTags);
+                }
+                if is_late && !is_again {
+                    self.late.insert(create.key);
                 }
                 if self.dice.percent(self.trouble.reuses_ids) {
                     let free = |(id, since): &&(Text, u64)| {
@@ -213,6 +229,9 @@ impl Pools {
             return;
         }
         self.made_at.insert(number, clock_ms);
+        if self.late.remove(&create.key) {
+            self.tag_later(clock_ms, number, create, &machine.provider_id);
+        }
         self.freed.retain(|(id, _)| *id != machine.provider_id);
         if self.dice.percent(self.trouble.never_boots) {
             if self.dice.percent(50) {
@@ -232,6 +251,33 @@ impl Pools {
     }
 }
 
+impl Pools {
+    /// A machine gets its tags one after the other.
+    fn tag_later(&mut self, clock_ms: u64, number: u64, create: &Create, provider_id: &Text) {
+        let mut at = clock_ms;
+        for (name, value) in create.tags.iter().rev() {
+            at += self.dice.between(TAG_MS.0, TAG_MS.1);
+            let (name, value) = (name.clone(), value.clone());
+            let provider_id = provider_id.clone();
+            self.tagging.push((at, LateTag { provider_id, number, name, value }));
+        }
+    }
+
+    /// Tags come that are due. Whether one did.
+    fn tag(&mut self, clock_ms: u64) -> bool {
+        let due = self.tagging.extract_if(.., |(at, _)| *at <= clock_ms);
+        let due: Vec<_> = due.map(|(_, tag)| tag).collect();
+        let is_any = !due.is_empty();
+        for LateTag { provider_id, number, name, value } in due {
+            let machine = self.cloud.machine(&provider_id);
+            if machine.is_some_and(|machine| machine.number == number) {
+                self.cloud.tag(&provider_id, &name, &value);
+            }
+        }
+        is_any
+    }
+}
+
 impl World {
     /// Lets the cloud do what is due: calls are made, carried out and answered, machines come up.
     /// Whether anything of it matters.
@@ -245,6 +291,7 @@ impl World {
         }
         acted |= self.carry_out_calls();
         acted |= self.answer_calls();
+        acted |= self.tag_machines();
         acted | self.start_machines()
     }
 
@@ -307,7 +354,7 @@ impl World {
     ) -> Result<Answer, ProviderError> {
         let truth = self.log.truth().clone();
         if let Operation::Destroy { instance, provider_id } = operation {
-            self.judge_destroy(*instance, provider_id);
+            self.judge_destroy(pools, *instance, provider_id);
         }
         let in_use: Vec<Text> =
             truth.instances().iter().map(|row| row.provider_id.clone()).collect();
@@ -353,8 +400,25 @@ impl World {
     }
 
     /// Nothing is destroyed but what was shut down, and never what is held.
-    fn judge_destroy(&mut self, instance: InstanceId, provider_id: &Text) {
+    fn judge_destroy(&mut self, pools: &Pools, instance: InstanceId, provider_id: &Text) {
         let truth = self.log.truth();
+        let machine = pools.cloud.machine(provider_id).map(|machine| machine.number);
+        let agent =
+            self.agents.iter().find(|agent| machine.is_some() && agent.machine() == machine);
+        let used = agent.and_then(|agent| {
+            // Of two machines of one key nobody knows which of them its agent is on.
+            let is_its_machine =
+                |row: &Instance| row.provider_id.is_empty() || row.provider_id == *provider_id;
+            let mut rows = truth.instances().iter();
+            rows.find(|row| {
+                row.node == Some(agent.node)
+                    && row.state != InstanceState::ShuttingDown
+                    && is_its_machine(row)
+            })
+        });
+        if let Some(id) = used.map(|row| row.id) {
+            return self.fail(format!("pool-used: {provider_id} is destroyed, its agent is {id}"));
+        }
         let row = truth.instances().get(&instance);
         if row.is_some_and(|row| row.state != InstanceState::ShuttingDown) {
             return self.fail(format!("pool-destroy: {instance} is destroyed and not shut down"));
@@ -425,6 +489,15 @@ impl World {
         self.propose_for_client(command, None, &mut dice);
     }
 
+    fn tag_machines(&mut self) -> bool {
+        let clock_ms = self.clock_ms;
+        let came = self.pools.as_mut().is_some_and(|pools| pools.tag(clock_ms));
+        if came {
+            self.coverage.count(Event::TagsCameLate);
+        }
+        came
+    }
+
     fn start_machines(&mut self) -> bool {
         let clock_ms = self.clock_ms;
         let Some(pools) = &mut self.pools else { return false };
@@ -435,7 +508,18 @@ impl World {
             let Some(Create { key, token, .. }) = machine.map(|one| &one.create) else { continue };
             let proof = InstanceProof { id: *key, token: *token };
             pools.cloud.set_state(&provider_id, MachineState::Up, "");
-            started.push(Agent::of_machine(number, proof, description));
+            let mut agent = Agent::of_machine(number, proof, description);
+            if pools.dice.percent(pools.trouble.unready) {
+                self.coverage.count(Event::MachineUnready);
+                let (sickness, until) = if pools.dice.percent(70) {
+                    (Readiness::Fatal, u64::MAX)
+                } else {
+                    let ms = pools.dice.between(UNREADY_MS.0, UNREADY_MS.1);
+                    (Readiness::Retry, clock_ms + ms)
+                };
+                agent.falls_sick(sickness, until);
+            }
+            started.push(agent);
         }
         let is_any = !started.is_empty();
         self.agents.extend(started);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
     Evaluation, EvaluationStatus, Instance, InstancePool, InstanceState, JobKind, Liveness, Node,
-    State, pool::Behavior, testing,
+    State, TaskGroup, pool::Behavior, testing,
 };
 
 use super::{POOL, PROVIDER, Pools};
@@ -113,10 +113,12 @@ impl Ending<'_> {
         }
     }
 
-    /// Nothing is to run there, or runs still.
+    /// Nothing is to run there, or runs still, but what runs on every node.
     fn is_empty(&self, row: &Instance) -> bool {
-        let mut rows = self.truth.allocations().iter();
-        !rows.any(|one| Some(one.node) == row.node && (is_live(one) || !needs::has_ended(one)))
+        let mut rows = self.truth.allocations().iter().filter(|one| Some(one.node) == row.node);
+        !rows.any(|one| {
+            (is_live(one) || !needs::has_ended(one)) && !self.truth.is_of_system_job(one)
+        })
     }
 
     /// A pool is no larger than it may be, and what idles goes.
@@ -150,7 +152,8 @@ impl Ending<'_> {
         if let Some(row) = idle.filter(|_| running > pool.min as usize) {
             found.push(format!("pool-idle: {} is idle and stays", row.id));
         }
-        if running < (pool.min as usize).min(self.room(pool)) {
+        let is_short = running < (pool.min as usize).min(self.room(pool));
+        if is_short && !is_held_back(self.truth, pool, self.now) {
             found.push(format!("pool-min: {running} instances run, {} are to", pool.min));
         }
     }
@@ -165,27 +168,28 @@ impl Ending<'_> {
     /// No job waits for a machine that could be made.
     fn demand(&self, pool: &InstancePool, found: &mut Vec<String>) {
         let count = self.truth.instance_count(&pool.name);
+        let blocked = self.truth.evaluations().iter();
+        let blocked = blocked.filter(|row| row.status == EvaluationStatus::Blocked);
+        let blocked: Vec<_> = blocked.collect();
+        for row in blocked.iter().filter(|row| !row.kind.is_per_node()) {
+            // Nothing is left to happen: whoever is told that it will has another reason to wait.
+            let why = elastic::why::evaluation(self.truth, self.now, row);
+            if let Some(why) = why.iter().find(|why| why.contains("is about to")) {
+                found.push(format!("pool-why: {} waits and is told: {why}", row.job));
+            }
+        }
         if pool.paused.is_some() || count >= pool.max as usize || self.truth.mass_loss().is_some() {
             return;
         }
-        if self.is_held_back(pool) {
+        if is_held_back(self.truth, pool, self.now) {
             return;
         }
-        let blocked = self.truth.evaluations().iter();
-        for row in blocked.filter(|row| row.status == EvaluationStatus::Blocked) {
+        for row in blocked {
             if self.would_help(pool, row) {
                 let job = &row.job;
                 found.push(format!("pool-demand: {job} waits, and a machine would help it"));
             }
         }
-    }
-
-    /// What failed before lets the pool make no machine at all now.
-    fn is_held_back(&self, pool: &InstancePool) -> bool {
-        let Some(history) = self.truth.pool_histories().get(&pool.name) else { return false };
-        let most = pool.max_creates_per_hour;
-        let is_probing = history.protected_since > 0 && self.truth.unproven_of(&pool.name) > 0;
-        is_probing || (most > 0 && history.asked_lately(self.now) >= most)
     }
 
     /// Some machine that nobody has tried, and that did not fail lately, would take what an evaluation could not place.
@@ -209,26 +213,53 @@ impl Ending<'_> {
                 let is_tried = tried.is_some_and(|row| row.types.contains(&kind.name))
                     || self.truth.backoff_on(pool, &kind.name, self.now).is_some();
                 let fits = self.room_for_others(&node).into_iter().zip(needs::ask_of(group));
+                let taken = self.ports_of_system_jobs(&node);
                 !is_tried
+                    && static_ports(group).all(|port| !taken.contains(&port))
                     && fits.into_iter().all(|((_, room), (_, ask))| ask <= room)
                     && needs::suits(spec, group, &node).is_ok()
             })
         })
     }
 
-    /// What the jobs that run on every node leave of one.
-    fn room_for_others(&self, node: &Node) -> needs::Amounts {
+    /// Groups that run on a node as on every one that suits them.
+    fn system_groups<'b>(&'b self, node: &'b Node) -> impl Iterator<Item = &'b TaskGroup> {
         let jobs = self.truth.jobs().iter().filter(|job| job.kind == JobKind::System && !job.stop);
         let specs = jobs.filter_map(|job| self.truth.current_spec(job));
         let groups = specs.flat_map(|spec| spec.groups.iter().map(move |group| (spec, group)));
+        let groups = groups.filter(|(spec, group)| needs::suits(spec, group, node).is_ok());
+        groups.map(|(_, group)| group)
+    }
+
+    fn ports_of_system_jobs(&self, node: &Node) -> BTreeSet<u16> {
+        self.system_groups(node).flat_map(static_ports).collect()
+    }
+
+    /// What the jobs that run on every node leave of one.
+    fn room_for_others(&self, node: &Node) -> needs::Amounts {
         let mut room = needs::room_of(node);
-        for (_, group) in groups.filter(|(spec, group)| needs::suits(spec, group, node).is_ok()) {
+        for group in self.system_groups(node) {
             for ((_, left), (_, ask)) in room.iter_mut().zip(needs::ask_of(group)) {
                 *left = left.saturating_sub(ask);
             }
         }
         room
     }
+}
+
+fn static_ports(group: &TaskGroup) -> impl Iterator<Item = u16> {
+    let ports = group.network.iter().flat_map(|network| &network.ports);
+    ports.map(|port| port.value).filter(|port| *port != 0)
+}
+
+/// What failed before, or was made lately, lets a pool make no machine at all now.
+pub(crate) fn is_held_back(truth: &State, pool: &InstancePool, now: u64) -> bool {
+    let Some(history) = truth.pool_histories().get(&pool.name) else { return false };
+    let most = pool.max_creates_per_hour;
+    let is_probing = history.protected_since > 0 && truth.unproven_of(&pool.name) > 0;
+    let mut kinds = pool.types.keys();
+    let all_failed = kinds.all(|kind| truth.backoff_on(pool, kind, now).is_some());
+    is_probing || all_failed || (most > 0 && history.asked_lately(now) >= most)
 }
 
 /// A row that no machine stands for yet: an operator holds it.
@@ -331,6 +362,6 @@ mod tests {
         row.status = EvaluationStatus::Blocked;
         row.queued = [(testing::GROUP.into(), 1)].into();
         testing::put(&mut driver.state, &row);
-        assert_eq!(found(&driver, &pools, 0), ["pool-demand"]);
+        assert_eq!(found(&driver, &pools, 0), ["pool-why", "pool-demand"]);
     }
 }

@@ -6,7 +6,10 @@ use fsm::{
 };
 
 use super::*;
-use crate::testing::kind;
+use crate::{
+    call::{Description, MachineState},
+    testing::kind,
+};
 
 impl World {
     /// Machines come and fail as soon as they are there, for so many seconds. Answers with how many
@@ -148,6 +151,42 @@ fn success_takes_back_what_failure_added() {
     assert_eq!(world.cause(id), None);
 }
 
+/// What a machine has taken back by serving stays so when the machine is gone.
+#[test]
+fn a_machine_that_has_served_and_gone_cleared_its_type() {
+    let mut world = World::new(20);
+    world.job("web", 1);
+    world.fail_for(12, all);
+    world.pass(20_000);
+    let id = world.make_and_boot()[0];
+    assert!(world.history().types["small"].level > 1);
+    world.pass(10 * MINUTE);
+    world.stop("web");
+    world.pass(10 * MINUTE);
+    assert_eq!(world.destroy(), [id]);
+    assert_eq!(world.history().types, BTreeMap::new());
+}
+
+/// A machine that serves while its type pauses makes the pause that of one level less.
+#[test]
+fn success_shortens_the_pause() {
+    let mut world = World::new(20);
+    world.job("web", 2);
+    for pause_ms in [1_000, 2_000] {
+        let ids = world.make();
+        world.fail_all(&ids);
+        world.destroy();
+        world.pass(pause_ms + 500);
+    }
+    let ids = world.make();
+    world.fail(ids[0]);
+    assert_eq!(world.history().types["small"].level, 3, "that is a pause of 4 s");
+    world.boot(ids[1]);
+    world.destroy();
+    world.pass(2_500);
+    assert_eq!(world.make().len(), 1);
+}
+
 /// A readiness check that says no for good is a failed boot, though the machine is there until its
 /// probe timeout: the pool does not fill up with such.
 #[test]
@@ -178,7 +217,10 @@ fn a_protected_pool_tries_one_at_a_time() {
     world.pass(3_000);
     let probes = world.make();
     assert_eq!(probes.len(), 1);
+    let index = world.driver.state.index();
     world.pass(5 * MINUTE);
+    // The provider's places are noted once.
+    assert!(world.driver.state.index() <= index + 1, "nothing is asked for in vain");
     assert_eq!(world.take_calls("create").len(), 0, "not while the first is not known to fail");
     let why = world.waits_for("web");
     let protected = "12 instances in a row failed (did not boot), so one is made at a time";
@@ -210,6 +252,20 @@ fn a_part_of_a_burst_does_not_protect() {
     assert_eq!(world.make().len(), 15);
 }
 
+/// Failures for different reasons are not in a row.
+#[test]
+fn different_failures_do_not_protect() {
+    let mut world = World::new(20);
+    world.job("web", 12);
+    let ids = world.make();
+    let (first, second) = ids.split_at(6);
+    world.fail_all(first);
+    for id in second {
+        world.boot_in_vain(*id);
+    }
+    assert_eq!((world.history().in_a_row, world.history().protected_since), (6, 0));
+}
+
 /// `pool resume` tries at once, after failures and after refusals.
 #[test]
 fn resume_tries_at_once() {
@@ -237,7 +293,9 @@ fn creates_of_an_hour_are_bounded() {
     let mut world = World::with(pool);
     world.job("web", 8);
     assert_eq!(world.make_and_boot().len(), 5);
+    let index = world.driver.state.index();
     world.pass(50 * MINUTE);
+    assert_eq!(world.driver.state.index(), index, "nothing is asked for in vain");
     assert_eq!(world.take_calls("create").len(), 0);
     let why = world.waits_for("web");
     assert!(why.contains("at max_creates_per_hour: 5 of 5, until "), "{why}");
@@ -307,4 +365,64 @@ fn a_changed_type_begins_anew() {
     });
     assert_eq!(world.history().types, BTreeMap::new());
     assert_eq!(world.take_calls("create").len(), 1);
+}
+
+/// Refusals of creates that were asked for together are one lack of capacity.
+#[test]
+fn refusals_of_one_burst_count_once() {
+    let mut world = World::new(9);
+    world.job("web", 4);
+    assert_eq!(world.refuse(ErrorClass::NoCapacity, ErrorScope::Type, None), 4);
+    let limits = world.driver.state.provider_limits().iter();
+    assert_eq!(limits.map(|row| row.level).collect::<Vec<_>>(), [1]);
+}
+
+/// A lack of capacity that is long over begins anew.
+#[test]
+fn a_lack_of_capacity_of_long_ago_is_forgotten() {
+    let mut world = World::new(9);
+    let level =
+        |world: &World| world.driver.state.provider_limits().iter().map(|row| row.level).max();
+    world.job("web", 1);
+    for known in [1, 2] {
+        assert_eq!(world.refuse(ErrorClass::NoCapacity, ErrorScope::Type, None), 1);
+        assert_eq!(level(&world), Some(known));
+        world.pass(2_000);
+    }
+    world.stop("web");
+    world.pass(15 * MINUTE);
+    world.take_calls("create");
+    world.job("api", 1);
+    world.refuse(ErrorClass::NoCapacity, ErrorScope::Type, None);
+    assert_eq!(level(&world), Some(1));
+}
+
+/// A machine that is gone before it has served for its time is a failed boot, whether lists lack it
+/// or its provider says so; one that served for longer is its provider's to take.
+#[test]
+fn what_vanishes_early_is_a_failed_boot() {
+    for (served_ms, failures) in [(MINUTE, 1), (60 * MINUTE, 0)] {
+        for is_described in [false, true] {
+            let mut world = World::new(9);
+            world.job("web", 1);
+            let id = world.make_and_boot()[0];
+            world.pass(served_ms);
+            world.machines.clear();
+            world.driver.liveness(&name(id), fsm::Liveness::Down);
+            let now = world.at();
+            world.fleet.restore(now, &world.driver.state);
+            world.run();
+            for (call, _) in world.take_calls("describe").into_iter().filter(|_| is_described) {
+                let (state, address, words) = (MachineState::Gone, "".into(), "".into());
+                let gone = Description { state, address, words };
+                world.answer(call, Ok(Answer::Described(gone)));
+            }
+            world.run();
+            world.destroy();
+            world.pass(6 * MINUTE);
+            assert!(!world.driver.state.instances().contains(&id));
+            let known = world.history().types.get("small").map_or(0, |known| known.failures);
+            assert_eq!(known, failures, "it served for {served_ms} ms, {is_described}");
+        }
+    }
 }

@@ -242,3 +242,19 @@ fn hanging_creates_leave_places_to_others() {
     world.run();
     assert_eq!(world.destroy(), [id]);
 }
+
+/// A destroy goes out though as many creates hang as may be under way.
+#[test]
+fn a_destroy_does_not_wait_for_creates_that_hang() {
+    let mut world = World::new(60);
+    world.job("done", 1);
+    let id = world.make_and_boot()[0];
+    world.stop("done");
+    world.job("web", 40);
+    let creates = world.calls.iter().filter(|(_, call)| call.operation.name() == "create");
+    assert_eq!(creates.count(), fsm::limits::PROVIDER_CREATES);
+    let command = world.driver.shut_down_command(id, ShutdownCause::Operator);
+    world.commit(command);
+    world.run();
+    assert_eq!(world.destroy(), [id]);
+}

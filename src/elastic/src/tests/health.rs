@@ -83,16 +83,34 @@ fn a_failing_create_reaches_the_instance() {
 #[test]
 fn the_row_of_a_provider_changes_at_a_bound_rate() {
     let mut world = World::new(9);
-    world.job("web", 1);
     let mut indexes = std::collections::BTreeSet::new();
     let mut failed = 0;
     for second in 0..300 {
+        if second < 9 {
+            world.job(&format!("web{second}"), 1);
+        }
         failed += world.break_calls("create", ErrorClass::Transient, &format!("error {second}"));
         world.pass(1_000);
         indexes.extend(world.provider_state().map(|row| row.modify_index));
     }
-    assert!(failed > 10, "{failed}");
-    assert!((3..=32).contains(&indexes.len()), "{}", indexes.len());
+    assert!(failed > 60, "{failed}");
+    assert!((3..=40).contains(&indexes.len()), "{}", indexes.len());
+}
+
+/// What failed once and is not asked for any more tells nothing after a while.
+#[test]
+fn a_failure_that_is_not_repeated_is_forgotten() {
+    let mut world = World::new(9);
+    world.job("web", 1);
+    world.break_calls("create", ErrorClass::Transient, "no such program");
+    world.pass(2_000);
+    world.stop("web");
+    let command = world.driver.shut_down_command(world.rows()[0].id, ShutdownCause::Operator);
+    world.commit(command);
+    world.run();
+    assert!(!world.provider_state().unwrap().is_answering());
+    world.pass(6 * MINUTE);
+    assert!(world.provider_state().unwrap().is_answering());
 }
 
 /// At rest nothing is written.

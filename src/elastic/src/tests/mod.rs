@@ -255,6 +255,7 @@ impl World {
         let name = name(id);
         let resources = fsm::node::NodeResources {
             total: row.kind.resources(),
+            allocations_max: row.kind.max_allocations,
             ..description(&name).resources
         };
         let mut description =

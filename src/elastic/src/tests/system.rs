@@ -67,6 +67,35 @@ fn what_fits_is_packed_beside_the_system_job() {
     assert_eq!((world.made, world.rows().len()), (2, 2));
 }
 
+/// What a system job takes of a machine is not counted on before it runs there either.
+#[test]
+fn what_a_system_job_will_take_is_no_room() {
+    let mut world = World::new(6);
+    world.register(system(300, 0));
+    world.register(spec("web", 1, 400));
+    let id = world.make()[0];
+    world.register_agent(id, &[]);
+    world.run();
+    assert_eq!(world.running("log"), 0, "its node is not ready");
+    world.register(spec("api", 1, 400));
+    assert_eq!(world.take_calls("create").len(), 1, "1,000 have no room for 300 and two of 400");
+}
+
+/// A system job that ends on a machine does not begin its idle time anew.
+#[test]
+fn a_system_job_that_ends_is_no_work() {
+    let mut world = World::new(6);
+    world.register(system(100, 0));
+    world.job("web", 1);
+    let id = world.make_and_boot()[0];
+    world.stop("web");
+    world.pass(50_000);
+    world.stop("log");
+    assert_eq!((world.running("log"), world.cause(id)), (0, None));
+    world.pass(15_000);
+    assert_eq!(world.cause(id), Some(ShutdownCause::Idle));
+}
+
 /// A machine on which only system jobs run is idle, and goes.
 #[test]
 fn a_machine_with_system_jobs_only_idles_out() {
@@ -94,6 +123,45 @@ fn slots_are_part_of_the_packing() {
     let mut world = World::with(pool);
     world.register(spec("web", 8, 10));
     assert_eq!(world.take_calls("create").len(), 8);
+}
+
+/// A system job takes a slot of each machine.
+#[test]
+fn a_system_job_takes_a_slot() {
+    let mut pool = pool("p", 20);
+    let two = InstanceType { max_allocations: 2, ..kind("small") };
+    pool.types.insert("small".into(), two.into());
+    let mut world = World::with(pool);
+    world.register(system(10, 0));
+    world.register(spec("web", 2, 10));
+    assert_eq!(world.take_calls("create").len(), 2);
+}
+
+/// A static port is given once on a machine.
+#[test]
+fn jobs_of_one_static_port_get_a_machine_each() {
+    let mut world = World::new(6);
+    for name in ["web", "api"] {
+        let mut job = spec(name, 1, 10);
+        with_port(&mut job, 8080);
+        world.register(job);
+    }
+    assert_eq!(world.take_calls("create").len(), 2);
+}
+
+/// The slots of a machine that registers are those of its agent.
+#[test]
+fn a_machine_without_slots_is_not_counted_on() {
+    let mut pool = pool("p", 20);
+    let one = InstanceType { max_allocations: 1, ..kind("small") };
+    pool.types.insert("small".into(), one.into());
+    let mut world = World::with(pool);
+    world.register(spec("web", 1, 10));
+    let id = world.make()[0];
+    world.register_agent(id, &[]);
+    world.run();
+    world.register(spec("api", 1, 10));
+    assert_eq!(world.take_calls("create").len(), 1);
 }
 
 /// An agent whose own limit differs from its type's is told of.

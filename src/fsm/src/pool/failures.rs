@@ -9,7 +9,7 @@ use crate::{
     command::Rejection,
     id::{InstanceId, Text},
     limits,
-    node::clip,
+    node::{Liveness, clip},
     plant::{Plant, is_planted},
 };
 
@@ -196,13 +196,24 @@ impl Turn<'_> {
     /// A machine that was there is gone by itself. One that had served for long is the provider's
     /// to take, and no failed boot.
     pub(super) fn instance_vanished(&mut self, row: &Instance) {
-        let reset_ms =
-            self.state.instance_pools.get(&row.pool).map_or(0, |pool| pool.backoff_reset_ms);
-        let age_ms = row.seen_at.saturating_sub(row.ready_at);
-        if row.shutdown.is_none() && (row.ready_at == 0 || age_ms < reset_ms) {
+        if row.shutdown.is_none() && (row.ready_at == 0 || self.fell_early(row)) {
             let detail = "no list of its provider has it any more".into();
             self.boot_failed(&mut row.clone(), BootFailure::Vanished, &detail);
         }
+    }
+
+    /// It came to serve, and did not for as long as ends a backoff.
+    pub(super) fn fell_early(&self, row: &Instance) -> bool {
+        // A list that shows what is known writes nothing, so that no list tells when it went.
+        let node = row.node.and_then(|node| self.state.nodes.get(&node));
+        let silent = node.filter(|node| match node.liveness {
+            Liveness::Down | Liveness::Disconnected => true,
+            Liveness::Initializing | Liveness::Ready => false,
+        });
+        let went_at = silent.map_or(self.at, |node| node.missed_at);
+        let pool = self.state.instance_pools.get(&row.pool);
+        let is_served = pool.is_none_or(|pool| row.has_served_for(pool.backoff_reset_ms, went_at));
+        row.ready_at > 0 && row.failed_at == 0 && !is_served
     }
 
     /// A person says that what was wrong is put right: everything is tried at once.

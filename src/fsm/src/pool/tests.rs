@@ -188,6 +188,49 @@ fn max_is_never_exceeded() {
     });
 }
 
+/// What a pool's past leaves it is judged where intents are taken, whatever its leader knew: a type
+/// that failed pauses, a protected pool makes one at a time, an hour has only so many.
+#[test]
+fn the_past_of_a_pool_bounds_its_intents() {
+    let mut driver = with_pool();
+    let declare = |driver: &mut Driver, hour| {
+        driver.instance_pool("gpu", |pool| {
+            (pool.max, pool.protect_after, pool.max_creates_per_hour) = (9, 1, hour);
+        });
+    };
+    declare(&mut driver, 0);
+    let id = driver.request_instance("gpu", "small");
+    driver.made(id);
+    driver.shut_down(id, ShutdownCause::BootFailed);
+    let ask = |driver: &mut Driver, kinds: &[&str]| {
+        let intents = kinds.iter().map(|kind| driver.intent("gpu", kind)).collect();
+        driver.request("gpu", intents)
+    };
+    let small = ask(&mut driver, &["small"]);
+    assert_eq!(refused(&mut driver, small), "type \"small\" failed: did not boot");
+    let two = ask(&mut driver, &["large", "large"]);
+    driver.accept(two);
+    assert_eq!(driver.state.unproven_of("gpu"), 1);
+    let more = ask(&mut driver, &["large"]);
+    assert_eq!(refused(&mut driver, more), "pool \"gpu\" makes one instance at a time");
+    declare(&mut driver, 2);
+    let more = ask(&mut driver, &["large"]);
+    assert_eq!(refused(&mut driver, more), "pool \"gpu\" has made its 2 of an hour");
+}
+
+#[test]
+fn intents_are_taken_up_to_the_price_of_an_hour() {
+    let mut driver = with_pool();
+    driver.instance_pool("gpu", |pool| pool.max_price_micro = 120_000);
+    let intents = (0..3).map(|_| driver.intent("gpu", "small")).collect();
+    let three = driver.request("gpu", intents);
+    driver.accept(three);
+    assert_eq!(driver.state.price_of_pool("gpu"), 100_000);
+    let intents = vec![driver.intent("gpu", "small")];
+    let more = driver.request("gpu", intents);
+    assert_eq!(refused(&mut driver, more), "pool \"gpu\" would cost more than it may");
+}
+
 /// What is refused of a command is left out; the rest is taken.
 #[test]
 fn intents_are_judged_one_by_one() {
@@ -302,6 +345,17 @@ fn a_held_instance_is_shut_down_by_operators_alone() {
         assert_eq!(row.state, InstanceState::ShuttingDown);
         assert_eq!(&*row.shutdown.as_ref().unwrap().by, "alice@web1");
     });
+}
+
+#[test]
+fn an_instance_whose_node_is_set_aside_is_shut_down_by_operators_alone() {
+    let mut driver = with_pool();
+    let id = driver.instance("gpu", "small", "a");
+    driver.suspend("a", None);
+    let idle = driver.shut_down_command(id, ShutdownCause::Idle);
+    assert_eq!(refused(&mut driver, idle), "a person has taken its node out of service");
+    driver.shut_down(id, ShutdownCause::Operator);
+    assert_eq!(driver.instance_row(id).state, InstanceState::ShuttingDown);
 }
 
 #[test]

@@ -592,7 +592,9 @@ impl Turn<'_> {
             return Ok(Reply::Done);
         }
         self.state.why_not_shut_down(&row, *cause)?;
-        if let Some(how) = failure_of(*cause).filter(|_| row.is_unproven()) {
+        let is_lost = *cause == ShutdownCause::ProbeFailed && self.fell_early(&row);
+        let unproven = failure_of(*cause).filter(|_| row.is_unproven());
+        if let Some(how) = is_lost.then_some(BootFailure::Vanished).or(unproven) {
             self.boot_failed(&mut row, how, reason);
         }
         self.instance_ran(&row);

@@ -5,7 +5,9 @@
 //! in between leaves nothing behind; the next one sees the gain in the state and wakes it again.
 //!
 //! An evaluation that met a class of nodes and found it unfit sleeps through gains of that class.
-//! One that did not meet the class, or whose constraints look at single nodes (`escaped`), wakes.
+//! One that did not meet the class, or whose constraints look at single nodes (`escaped`), wakes,
+//! unless the class is of another node pool than its job: with many pools, each full, what ends in
+//! one of them would have the jobs of all others tried again.
 //! Blocked records of per-node jobs are one per (job, node) and wake with their node. A gain at or
 //! below an evaluation's snapshot was seen by it and wakes nothing.
 //!
@@ -20,8 +22,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fsm::{
-    ClassId, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, NodeId, Trigger,
-    node::GainKey,
+    ClassId, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, NodeId, State, Text,
+    Trigger, node::GainKey,
 };
 
 use crate::limits;
@@ -58,6 +60,8 @@ pub struct BlockedStats {
 #[derive(Debug)]
 struct Tracked {
     job: JobKey,
+    /// The node pool that its job is of now; none: of all, or it is not known.
+    pool: Option<Text>,
     /// Set for a record of a per-node job.
     node: Option<NodeId>,
     escaped: bool,
@@ -69,9 +73,10 @@ struct Tracked {
 }
 
 impl Tracked {
-    fn new(now: u64, evaluation: &Evaluation) -> Self {
+    fn new(now: u64, evaluation: &Evaluation, pool: Option<Text>) -> Self {
         Self {
             job: evaluation.job.clone(),
+            pool,
             node: evaluation.node.filter(|_| evaluation.kind.is_per_node()),
             escaped: evaluation.escaped,
             classes: evaluation.class_eligibility.clone(),
@@ -88,8 +93,12 @@ impl Tracked {
         (self.create_index.max(self.snapshot_index), self.create_index, id)
     }
 
-    fn may_use(&self, class: ClassId) -> bool {
-        self.node.is_none() && (self.escaped || self.classes.get(&class) != Some(&false))
+    /// `pool`: that of the class, if it is known.
+    fn may_use(&self, class: ClassId, pool: Option<&Text>) -> bool {
+        let is_of_pool = self.pool.as_ref().zip(pool).is_none_or(|(own, other)| own == other);
+        self.node.is_none()
+            && is_of_pool
+            && (self.escaped || self.classes.get(&class) != Some(&false))
     }
 }
 
@@ -116,6 +125,19 @@ struct Gain {
     noted_at: u64,
 }
 
+/// A gain of a class, and the node pool that is part of what a class is; none: it is not known.
+#[derive(Debug)]
+struct ClassGain {
+    gain: Gain,
+    pool: Option<Text>,
+}
+
+/// The one node pool whose nodes a job may use; none: it may use all, or is not there.
+pub fn pool_of(state: &State, job: &JobKey) -> Option<Text> {
+    let pool = &state.current_spec(state.jobs().get(job)?)?.node_pool;
+    (&**pool != "all").then(|| pool.clone())
+}
+
 /// Gains are remembered this long, ms: much longer than any evaluation is processed (Nomad's
 /// `pruneThreshold`).
 const GAIN_MS: u64 = 15 * 60_000;
@@ -134,7 +156,7 @@ pub struct BlockedEvals {
     retries: BTreeSet<(u64, EvaluationId)>,
     woken: BTreeSet<EvaluationId>,
     duplicates: BTreeSet<EvaluationId>,
-    class_gains: BTreeMap<ClassId, Gain>,
+    class_gains: BTreeMap<ClassId, ClassGain>,
     class_gains_by_index: BTreeSet<(Index, ClassId)>,
     node_gains: BTreeMap<NodeId, Gain>,
     pruned_at: u64,
@@ -162,18 +184,22 @@ impl BlockedEvals {
     /// Takes over from the state what a new leader has to watch: the gains, then the blocked
     /// evaluations, of which those that missed a gain wake. Those that are `held` were woken before
     /// and come back with their outcome.
-    pub fn restore(&mut self, now: u64, state: &fsm::State, held: impl Fn(EvaluationId) -> bool) {
+    pub fn restore(&mut self, now: u64, state: &State, held: impl Fn(EvaluationId) -> bool) {
         if !self.enabled {
             return;
         }
+        let pools = state.nodes().iter().map(|node| (node.class, &node.description.pool));
+        let pools: BTreeMap<ClassId, &Text> = pools.collect();
         for gain in state.capacity_gains().iter() {
             match gain.key {
-                GainKey::Class(class) => self.note_class_gain(now, class, gain.index),
+                GainKey::Class(class) => {
+                    self.note_class_gain(now, class, pools.get(&class).copied(), gain.index);
+                }
                 GainKey::Node(node) => self.note_node_gain(now, node, gain.index),
             }
         }
         for evaluation in state.evaluations().iter().filter(|evaluation| !held(evaluation.id)) {
-            self.block(now, evaluation);
+            self.block(now, evaluation, pool_of(state, &evaluation.job));
         }
         let gone = self.by_node.keys().filter(|node| !state.nodes().contains(node));
         let gone: Vec<_> = gone.copied().collect();
@@ -182,9 +208,9 @@ impl BlockedEvals {
         }
     }
 
-    /// Tracks a blocked evaluation, anew if it was tracked before. It wakes at once if it missed a
-    /// gain since its snapshot.
-    pub fn block(&mut self, now: u64, evaluation: &Evaluation) {
+    /// Tracks a blocked evaluation of a job that is of one node `pool` ([`pool_of`]), anew if it was
+    /// tracked before. It wakes at once if it missed a gain since its snapshot.
+    pub fn block(&mut self, now: u64, evaluation: &Evaluation, pool: Option<Text>) {
         if !self.enabled || evaluation.status != EvaluationStatus::Blocked {
             return;
         }
@@ -194,7 +220,7 @@ impl BlockedEvals {
             return;
         }
         self.untrack_one(id);
-        let tracked = Tracked::new(now, evaluation);
+        let tracked = Tracked::new(now, evaluation, pool);
         if let Some(rival) = self.rival(&tracked) {
             let rival_age = self.tracked.get(&rival).map(|known| known.age(rival));
             if rival_age > Some(tracked.age(id)) {
@@ -212,19 +238,12 @@ impl BlockedEvals {
         }
     }
 
-    /// A node of a class gained room or became schedulable at an index: both kinds of records may
-    /// profit.
-    pub fn unblock(&mut self, now: u64, class: ClassId, node: NodeId, index: Index) {
-        self.unblock_class(now, class, index);
-        self.unblock_node(now, node, index);
-    }
-
-    /// A class gained room at an index.
-    pub fn unblock_class(&mut self, now: u64, class: ClassId, index: Index) {
+    /// A class of nodes gained room at an index; `pool` is the node pool of the class, if it is known.
+    pub fn unblock_class(&mut self, now: u64, class: ClassId, pool: Option<&Text>, index: Index) {
         if !self.enabled {
             return;
         }
-        self.note_class_gain(now, class, index);
+        self.note_class_gain(now, class, pool, index);
         match self.scans.get_mut(&class) {
             Some(scan) if scan.cursor.is_none() => scan.index = scan.index.max(index),
             Some(scan) => scan.again = scan.again.max(Some(index)),
@@ -261,6 +280,22 @@ impl BlockedEvals {
     pub fn unblock_failed(&mut self) {
         for (_, id) in std::mem::take(&mut self.retries) {
             self.wake(id, 0);
+        }
+    }
+
+    /// A job has changed, and is of this pool ([`pool_of`]): what waits wakes when it missed a gain
+    /// there.
+    pub fn job_changed(&mut self, job: &JobKey, pool: Option<&Text>) {
+        let Some(records) = self.jobs.get(job) else { return };
+        let Some(id) = records.by_class else { return };
+        let Some(tracked) = self.tracked.get_mut(&id) else { return };
+        if tracked.pool.as_ref() == pool {
+            return;
+        }
+        tracked.pool = pool.cloned();
+        let missed = self.tracked.get(&id).and_then(|tracked| self.missed(tracked));
+        if let Some(index) = missed {
+            self.wake(id, index);
         }
     }
 
@@ -358,9 +393,11 @@ impl BlockedEvals {
                 self.scan_order.push_back(class);
             }
         }
+        let pool = self.class_gains.get(&class).and_then(|gain| gain.pool.clone());
         for id in slice {
             let tracked = self.tracked.get(&id);
-            if tracked.is_some_and(|one| one.snapshot_index < index && one.may_use(class)) {
+            let may_use = |one: &Tracked| one.may_use(class, pool.as_ref());
+            if tracked.is_some_and(|one| one.snapshot_index < index && may_use(one)) {
                 self.wake(id, index);
             }
         }
@@ -441,18 +478,23 @@ impl BlockedEvals {
             return Some(self.node_gains.get(&node)?.index).filter(|index| *index >= since);
         }
         let gains = self.class_gains_by_index.range((since, ClassId::default())..);
-        gains.rev().find(|(_, class)| tracked.may_use(*class)).map(|(index, _)| *index)
+        let may_use = |class: ClassId| {
+            let known = self.class_gains.get(&class);
+            tracked.may_use(class, known.and_then(|gain| gain.pool.as_ref()))
+        };
+        gains.rev().find(|(_, class)| may_use(*class)).map(|(index, _)| *index)
     }
 
-    fn note_class_gain(&mut self, now: u64, class: ClassId, index: Index) {
-        let known = self.class_gains.get(&class).map(|gain| gain.index);
+    fn note_class_gain(&mut self, now: u64, class: ClassId, pool: Option<&Text>, index: Index) {
+        let known = self.class_gains.get(&class).map(|known| known.gain.index);
         if known >= Some(index) {
             return;
         }
         if let Some(known) = known {
             self.class_gains_by_index.remove(&(known, class));
         }
-        self.class_gains.insert(class, Gain { index, noted_at: now });
+        let gain = Gain { index, noted_at: now };
+        self.class_gains.insert(class, ClassGain { gain, pool: pool.cloned() });
         self.class_gains_by_index.insert((index, class));
     }
 
@@ -470,7 +512,7 @@ impl BlockedEvals {
         self.pruned_at = now;
         let old = now.saturating_sub(GAIN_MS);
         self.node_gains.retain(|_, gain| gain.noted_at >= old);
-        self.class_gains.retain(|_, gain| gain.noted_at >= old);
+        self.class_gains.retain(|_, known| known.gain.noted_at >= old);
         let kept = &self.class_gains;
         self.class_gains_by_index.retain(|(_, class)| kept.contains_key(class));
     }

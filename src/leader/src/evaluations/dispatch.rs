@@ -17,7 +17,7 @@ use fsm::{
 
 use crate::{
     BlockedEvals, EvalBroker,
-    blocked::BlockedStats,
+    blocked::{BlockedStats, pool_of},
     broker::{Acked, BrokerConfig, BrokerError, NackReason, Stats, Token},
     limits,
     machine::{Ids, Machine, Report, Stepped},
@@ -66,7 +66,7 @@ impl Dispatch {
         match row.status {
             // A woken one is in the broker until its outcome is applied.
             EvaluationStatus::Blocked if !self.broker.contains(id) => {
-                self.blocked.block(now, row);
+                self.blocked.block(now, row, pool_of(state, &row.job));
                 // The node was there when the plan was made; no later effect will tell of it.
                 if let Some(node) = row.node.filter(|node| !state.nodes().contains(node)) {
                     self.blocked.node_gone(node, row.modify_index);
@@ -80,16 +80,29 @@ impl Dispatch {
     }
 
     /// A node gained room or became schedulable.
-    fn capacity_gained(&mut self, now: u64, class: ClassId, node: NodeId, index: Index) {
-        if !is_planted(Plant::NothingWakes) {
-            self.blocked.unblock(now, class, node, index);
+    fn capacity_gained(
+        &mut self,
+        now: u64,
+        state: &State,
+        class: ClassId,
+        node: NodeId,
+        index: Index,
+    ) {
+        if is_planted(Plant::NothingWakes) {
+            return;
         }
+        // It may be of another class by now, and of another pool then.
+        let row = state.nodes().get(&node).filter(|row| row.class == class);
+        let pool = row.map(|row| &row.description.pool);
+        self.blocked.unblock_class(now, class, pool, index);
+        self.blocked.unblock_node(now, node, index);
     }
 
     /// A job row changed or went.
     fn job_changed(&mut self, state: &State, job: &JobKey, index: Index) {
         let last = state.jobs().get(job).map_or(index, |row| row.last_plan_index);
         self.broker.note_job_index(job, last);
+        self.blocked.job_changed(job, pool_of(state, job).as_ref());
     }
 
     /// A server does not answer: the evaluations that it leased are delivered again, and that does
@@ -230,7 +243,9 @@ impl Machine for Dispatch {
     fn take(&mut self, now: u64, state: &State, index: Index, effect: &Effect) {
         match effect {
             Effect::Evaluation(id) => self.evaluation_changed(now, state, *id),
-            Effect::Capacity { class, node } => self.capacity_gained(now, *class, *node, index),
+            Effect::Capacity { class, node } => {
+                self.capacity_gained(now, state, *class, *node, index);
+            }
             Effect::Node(id) if !state.nodes().contains(id) => self.blocked.node_gone(*id, index),
             Effect::Job(key) => self.job_changed(state, key, index),
             Effect::SchedulerConfiguration => {
@@ -473,7 +488,7 @@ mod tests {
         (row.status, row.trigger) = (EvaluationStatus::Blocked, Trigger::QueuedAllocs);
         row.snapshot_index = 5;
         world.put(row.clone());
-        world.dispatch.capacity_gained(NOW, class, node, 6);
+        world.dispatch.capacity_gained(NOW, &world.state, class, node, 6);
         assert!(world.offered(NOW).is_empty());
         let leases = world.dispatch.dequeue(NOW, &world.state, &JobKind::ALL, 1, 1, || [1; 16]);
         assert_eq!(leases.expect("the broker is enabled").len(), 1, "it was woken");
@@ -514,7 +529,7 @@ mod tests {
     fn what_was_woken_is_not_tracked_beside_when_effects_were_missed() {
         let mut world = World::new();
         world.put_blocked(&["a"]);
-        world.dispatch.capacity_gained(NOW, ClassId::default(), NodeId::default(), 6);
+        world.dispatch.capacity_gained(NOW, &world.state, ClassId::default(), NodeId::default(), 6);
         assert!(world.offered(NOW).is_empty());
         world.dispatch.restore(NOW, &world.state);
         let id = EvaluationId(named("a"));

@@ -45,15 +45,20 @@ fn step(blocked: &mut BlockedEvals, line: &Arguments<'_>) -> String {
         "block" => {
             let mut row = parse_evaluation(line);
             row.status = EvaluationStatus::Blocked;
-            blocked.block(now, &row);
+            blocked.block(now, &row, line.find("pool").map(Into::into));
         }
         "unblock" => {
             if let Some(class) = line.find("class") {
-                blocked.unblock_class(now, ClassId(named(class)), index);
+                let pool = line.find("pool").map(Text::from);
+                blocked.unblock_class(now, ClassId(named(class)), pool.as_ref(), index);
             }
             if let Some(node) = line.find("node") {
                 blocked.unblock_node(now, NodeId(named(node)), index);
             }
+        }
+        "job" => {
+            let pool = line.find("pool").map(Text::from);
+            blocked.job_changed(&evaluation("", line.text("id"), 0).job, pool.as_ref());
         }
         "unblock-failed" => blocked.unblock_failed(),
         "node-gone" => blocked.node_gone(NodeId(named(line.text("node"))), index),
@@ -100,12 +105,12 @@ fn work_is_done_in_slices_and_reaches_everyone() {
     let mut blocked = BlockedEvals::default();
     blocked.enable();
     for number in 0..u64::try_from(total).expect("small") {
-        blocked.block(0, &blocked_row(number));
+        blocked.block(0, &blocked_row(number), None);
     }
     let mut woken = BTreeSet::new();
     for index in 100..120 {
         for class in ["a", "b", "c"] {
-            blocked.unblock_class(0, ClassId(named(class)), index);
+            blocked.unblock_class(0, ClassId(named(class)), None, index);
         }
         assert!(blocked.stats().scans <= 3);
         let wakes = blocked.poll(0);
@@ -164,8 +169,10 @@ fn a_new_leader_wakes_what_waits_for_a_node_that_is_gone() {
 fn old_gains_are_forgotten() {
     let mut blocked = BlockedEvals::default();
     blocked.enable();
-    blocked.unblock(0, ClassId(named("old")), NodeId(named("old")), 5);
-    blocked.unblock(GAIN_MS, ClassId(named("new")), NodeId(named("new")), 6);
+    for (now, name, index) in [(0, "old", 5), (GAIN_MS, "new", 6)] {
+        blocked.unblock_class(now, ClassId(named(name)), None, index);
+        blocked.unblock_node(now, NodeId(named(name)), index);
+    }
     blocked.poll(GAIN_MS + 1);
     check_invariants(&blocked);
     assert_eq!((blocked.class_gains.len(), blocked.node_gains.len()), (1, 1));
