@@ -6,7 +6,7 @@
 //!                                 │  lease ─► scheduler ─► PlanApplier ──┘
 //!                                 └─ calls ─► FakeCloud ─► machines whose agents register, run and report
 //! ```
-//! All parts are the real ones but the provider and the agents. A test build runs a tenth of it; the
+//! All parts are the real ones but the provider and the agents. A test build runs a twentieth of it; the
 //! whole, 1,000 instances in 10 pools and 10,000 jobs, with its times:
 //! `cargo test --release -p leader in_bulk -- --nocapture`.
 
@@ -92,7 +92,7 @@ struct Run {
     /// Percent of machines whose boot fails.
     fails: u64,
     /// None: jobs do not end.
-    run_ms: Option<(u64, u64)>,
+    lasts_ms: Option<(u64, u64)>,
     due: BTreeMap<(u64, u64), Due>,
     /// Nodes of which something changed that their agents have not answered.
     changed: BTreeSet<NodeId>,
@@ -106,7 +106,7 @@ struct Run {
 
 impl Run {
     /// All jobs wait, and no machine is there.
-    fn new(fails: u64, run_ms: Option<(u64, u64)>) -> Self {
+    fn new(fails: u64, lasts_ms: Option<(u64, u64)>) -> Self {
         let mut driver = Driver { checked: false, ..Driver::default() };
         for pool in 0..POOLS {
             let name = format!("pool{pool}");
@@ -138,7 +138,7 @@ impl Run {
             cloud: FakeCloud::new("zone"),
             dice: Dice::new(7),
             fails,
-            run_ms,
+            lasts_ms,
             due: BTreeMap::new(),
             changed: BTreeSet::new(),
             ended: 0,
@@ -344,7 +344,7 @@ impl Run {
             started.extend(new);
         }
         for id in started {
-            if let Some((least, most)) = self.run_ms {
+            if let Some((least, most)) = self.lasts_ms {
                 let ms = self.dice.between(least, most);
                 self.later(ms, Due::End(id));
             }
