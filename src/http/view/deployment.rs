@@ -1,6 +1,6 @@
 //! Deployments.
 
-use fsm::{Deployment, deployment::DeploymentGroup};
+use fsm::{Deployment, Text, deployment::DeploymentGroup};
 use serde_json::{Map, Value, json};
 
 use super::{list_or_null, text};
@@ -8,8 +8,12 @@ use crate::http::time;
 
 /// A deployment.
 pub(crate) fn deployment(row: &Deployment) -> Value {
-    let groups = row.groups.iter().map(|(name, group)| (name.to_string(), group_state(group)));
-    let groups: Map<_, _> = groups.collect();
+    let state = |(name, group): (&Text, &DeploymentGroup)| {
+        let canaries = row.placed_canaries.get(name).into_iter().flatten();
+        let canaries = canaries.map(|id| Value::from(id.to_string())).collect();
+        (name.to_string(), group_state(group, canaries))
+    };
+    let groups: Map<_, _> = row.groups.iter().map(state).collect();
     json!({
         "ID": row.id.to_string(),
         "Namespace": text(&row.job.namespace),
@@ -30,9 +34,7 @@ pub(crate) fn deployment(row: &Deployment) -> Value {
     })
 }
 
-fn group_state(group: &DeploymentGroup) -> Value {
-    let canaries = group.placed_canaries.iter().map(ToString::to_string);
-    let canaries: Vec<_> = canaries.map(Value::from).collect();
+fn group_state(group: &DeploymentGroup, canaries: Vec<Value>) -> Value {
     json!({
         "AutoRevert": group.auto_revert,
         "AutoPromote": group.auto_promote,

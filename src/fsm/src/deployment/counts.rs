@@ -90,9 +90,11 @@ impl Turn<'_> {
         let mut deployment: Deployment = (**deployment).clone();
         let Some(group) = deployment.groups.get_mut(&row.group) else { return };
         group.take_share(was, is, id);
-        let has_room = group.placed_canaries.len() < limits::PLACED_CANARIES_KEPT_MAX;
-        if old.is_none() && row.canary_of == Some(id) && has_room {
-            group.placed_canaries.push(row.id);
+        if old.is_none() && row.canary_of == Some(id) {
+            let placed = deployment.placed_canaries.entry(row.group.clone()).or_default();
+            if placed.len() < limits::PLACED_CANARIES_KEPT_MAX {
+                placed.push(row.id);
+            }
         }
         group.note_waiting(self.at);
         // One that makes up for another brings the deployment no further than it was.

@@ -87,10 +87,6 @@ pub struct DeploymentGroup {
     pub require_progress_by: Option<TimeMs>,
     pub promoted: bool,
     pub goal: DeploymentGoal,
-    /// Canaries that were placed, in that order, those that ended or are forgotten included.
-    ///
-    /// Invariant: at most [`crate::limits::PLACED_CANARIES_KEPT_MAX`].
-    pub placed_canaries: Vec<AllocationId>,
     /// Canaries that it began with: no more are wanted, however many nodes come.
     pub canaries_max: u32,
     /// Allocations that belong to it, those that ended included.
@@ -198,6 +194,11 @@ pub struct Deployment {
     pub description: Text,
     /// By name.
     pub groups: BTreeMap<Text, DeploymentGroup>,
+    /// By group, the canaries that were placed, in that order, those that ended or are forgotten included. Beside the groups: few have canaries, and
+    /// all are copied with each change of an instance.
+    ///
+    /// Invariant: at most [`crate::limits::PLACED_CANARIES_KEPT_MAX`] of a group.
+    pub placed_canaries: BTreeMap<Text, Vec<AllocationId>>,
     pub create_index: Index,
     pub modify_index: Index,
     /// Log time of creation.

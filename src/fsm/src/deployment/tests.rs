@@ -438,7 +438,7 @@ fn healthy_canaries_are_promoted_by_hand_once() {
     assert_eq!(rollout.reject(again), "can't promote terminal deployment");
     // The next rollout takes them over.
     rollout.begin(version("three", 2, |_| {}), 0);
-    assert_eq!(rollout.row(id).groups[GROUP].placed_canaries, canaries);
+    assert_eq!(rollout.row(id).placed_canaries[GROUP], canaries);
 }
 
 #[test]

@@ -140,6 +140,7 @@ impl Turn<'_> {
             status: DeploymentStatus::Running,
             description: "".into(),
             groups,
+            placed_canaries: BTreeMap::new(),
             create_index: self.index,
             modify_index: self.index,
             created_at: self.at,

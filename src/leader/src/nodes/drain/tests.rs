@@ -64,6 +64,7 @@ impl Cluster {
             create_index: 1,
             modify_index: 1,
             created_at: 0,
+            placed_canaries: BTreeMap::new(),
             modified_at: 0,
         };
         fsm::testing::put(&mut self.state, &row);
