@@ -35,7 +35,10 @@ async fn metrics(State(context): State<Context>, call: Call) -> Result<Answer, E
     }
     if names == Names::Nomad {
         let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
-        gauges.extend(summaries(&snapshot.state));
+        // Only the leader shows them.
+        if gauges.get("nomad.raft.is_leader") == Some(&1.0) {
+            gauges.extend(summaries(&snapshot.state));
+        }
         gauges.extend(health(&gauges));
         gauges.extend(requests(&gauges));
         let reads = samples.iter().filter(|(name, _)| name.starts_with("nomad.http.request{"));
