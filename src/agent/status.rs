@@ -24,6 +24,10 @@ use crate::{
 
 /// Shortest time between two batches.
 const BATCH_INTERVAL: Duration = Duration::from_millis(200);
+/// An answer that was long in coming is of servers with much to do: the next batch is so many times that far away, so that more travels in it.
+const PAUSE_PER_ANSWER: u32 = 4;
+/// Longest time between two batches that are answered.
+const PACED_MAX: Duration = Duration::from_secs(2);
 /// Statuses in a batch.
 const BATCH_STATUSES_MAX: usize = 1024;
 /// Encoded size of a batch, bytes; one status may exceed it.
@@ -201,8 +205,9 @@ pub(crate) async fn send_statuses(
             incarnation: current.incarnation,
             statuses,
         };
+        let asked_at = Instant::now();
         let sent = connection.call(&method::UPDATE_ALLOCATIONS, &request).await;
-        next_at = later(BATCH_INTERVAL);
+        next_at = later(pause_after(asked_at.elapsed()));
         match sent {
             Ok(_) => {
                 backoff.reset();
@@ -231,6 +236,11 @@ pub(crate) async fn send_statuses(
     }
 }
 
+/// Time to the next batch, from how long the answer to the last one took.
+fn pause_after(answer: Duration) -> Duration {
+    answer.saturating_mul(PAUSE_PER_ANSWER).clamp(BATCH_INTERVAL, PACED_MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,6 +264,15 @@ mod tests {
         assert_eq!(sent[0].sequence, 2);
         outbox.acknowledge(&sent);
         assert!(!outbox.is_pending(id));
+    }
+
+    #[test]
+    fn busy_servers_get_fewer_and_larger_batches() {
+        for (answer_ms, pause_ms) in [(0, 200), (50, 200), (100, 400), (400, 1600), (60_000, 2000)]
+        {
+            let pause = pause_after(Duration::from_millis(answer_ms));
+            assert_eq!(pause, Duration::from_millis(pause_ms), "{answer_ms} ms");
+        }
     }
 
     #[test]
