@@ -5,10 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fsm::{Allocation, AllocationId, JobSpec, Metrics, Plan, TaskGroup, Text, Trigger};
+use fsm::{
+    Allocation, AllocationId, JobSpec, Metrics, Plan, TaskGroup, Text, Trigger, job::Constraint,
+};
 
 use crate::{
     candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
+    constraint::Condition,
     evaluate,
     plan::Draft,
     reconcile::{self, Changes, PlaceWish, Reason},
@@ -66,7 +69,7 @@ pub(crate) fn schedule<'a>(
     let quiet = changes.iter().all(|own| own.placements.is_empty() && own.outdated.is_empty());
     let older = older_versions(&rollout, version, spec, &changes);
     let extended = extended(&draft, spec, &older);
-    let offered = extended.as_ref().unwrap_or(spec);
+    let offered = extended.as_ref().map_or((spec, &[][..]), |(spec, older)| (spec, older));
     let stack = (!quiet).then(|| Stack::new(&draft.pass, offered, &allocations, memory));
     let mut work = Work {
         draft,
@@ -113,24 +116,37 @@ fn older_versions(
 /// Stands between the name of a group and a version: no name may hold it.
 pub(crate) const VERSION_MARK: char = '\u{0}';
 
-/// The job with the groups of older versions behind its own, under names that no group has; none: there are none. They heed what the job as a whole asks
-/// for in its current version, and the constraints of the job in their own.
-pub(crate) fn extended(draft: &Draft<'_>, spec: &JobSpec, older: &Older) -> Option<JobSpec> {
+/// What a job asks of all its groups in an older version and not in its current one.
+pub(crate) type JobConstraints = Vec<Constraint>;
+
+/// The job with the groups of older versions behind its own, under names that no group has, and what their versions ask of them; none: there are none.
+/// They heed what the job as a whole asks for in its current version, and the constraints of the job in their own. Those about single nodes are put
+/// beside those of the group; how many of the job may share a property or a host counts the instances of all its groups.
+pub(crate) fn extended(
+    draft: &Draft<'_>,
+    spec: &JobSpec,
+    older: &Older,
+) -> Option<(JobSpec, Vec<JobConstraints>)> {
     if older.is_empty() {
         return None;
     }
     let job = draft.target.job?;
     let mut extended = spec.clone();
+    let mut of_jobs = Vec::new();
     for (number, version) in older {
         let current = &spec.groups[*number];
         let old = draft.pass.state.job_spec(&job.key, job.create_index, *version);
         let mut group = old.and_then(|old| old.group(&current.name)).unwrap_or(current).clone();
         let more = old.iter().flat_map(|old| &old.constraints);
-        group.constraints.extend(more.filter(|one| !spec.constraints.contains(one)).cloned());
+        let more = more.filter(|one| !spec.constraints.contains(one)).cloned();
+        let (of_job, of_nodes): (Vec<_>, Vec<_>) =
+            more.partition(|one| Condition::distinct(one).is_some());
+        group.constraints.extend(of_nodes);
         group.name = format!("{}{VERSION_MARK}{version}", current.name).into();
         extended.groups.push(group);
+        of_jobs.push(of_job);
     }
-    Some(extended)
+    Some((extended, of_jobs))
 }
 
 fn allocations<'a>(draft: &Draft<'a>) -> Vec<&'a Allocation> {

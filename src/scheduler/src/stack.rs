@@ -26,7 +26,7 @@ use crate::{
     idle::{IdleOrder, Verdict},
     preempt::Preemptor,
     rank::{Affinities, Score, anti_affinity, fitness},
-    service::VERSION_MARK,
+    service::{JobConstraints, VERSION_MARK},
     spread::{SpreadCounts, ValueCounts},
     tally::{Field, Scored, Tally},
 };
@@ -55,12 +55,21 @@ impl Choice<'_> {
     }
 }
 
+/// With whose instances one shares no host.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Apart {
+    /// With those of its group.
+    FromGroup,
+    /// With those of its job.
+    FromJob,
+}
+
 struct Group<'a> {
     /// The group of the job whose instances count for it: itself, or that of which it is an older version.
     base: usize,
     ask: Ask,
     count: u32,
-    distinct_hosts: bool,
+    apart: Option<Apart>,
     affinities: Affinities,
     /// None: the group has no affinity key.
     idle: Option<IdleOrder<'a>>,
@@ -111,8 +120,10 @@ enum Refusal {
 }
 
 struct Property {
-    /// None: of the whole job.
+    /// The group that it is asked of; none: of all.
     group: Option<usize>,
+    /// The group whose instances count; none: those of the whole job.
+    counts: Option<usize>,
     max: u32,
     values: ValueCounts,
     reason: Text,
@@ -134,7 +145,6 @@ pub(crate) struct Stack<'a> {
     feasibility: Feasibility,
     algorithm: Algorithm,
     groups: Vec<Group<'a>>,
-    distinct_hosts: bool,
     /// Instances of the job, by position.
     job_counts: Vec<u32>,
     /// The same on nodes that are no candidates, by node and group; kept only for those who must not share a host.
@@ -145,10 +155,10 @@ pub(crate) struct Stack<'a> {
 }
 
 impl<'a> Stack<'a> {
-    /// `allocations` are the job's; those that are live count.
+    /// `allocations` are the job's; those that are live count. The groups of `older` stand behind those of the job.
     pub(crate) fn new(
         pass: &Pass<'a>,
-        spec: &'a JobSpec,
+        (spec, older): (&'a JobSpec, &[JobConstraints]),
         allocations: &[&Allocation],
         memory: &'a mut Memory,
     ) -> Self {
@@ -160,8 +170,9 @@ impl<'a> Stack<'a> {
         let is_elastic = pass.state.instance_pools().contains(&spec.node_pool);
         let node_limit = (configuration.node_limit, is_elastic);
         let mut properties = Vec::new();
-        let distinct_hosts =
-            collect_distinct(spec.constraints.iter(), None, length, &mut properties);
+        let of_all =
+            collect_distinct(spec.constraints.iter(), (None, None), length, &mut properties);
+        let first_older = spec.groups.len().saturating_sub(older.len());
         let group_numbers: BTreeMap<&str, usize> =
             spec.groups.iter().enumerate().map(|(number, group)| (&*group.name, number)).collect();
         let groups = spec
@@ -170,17 +181,24 @@ impl<'a> Stack<'a> {
             .enumerate()
             .map(|(number, group)| {
                 let of = group.name.split(VERSION_MARK).next().unwrap_or_default();
-                let distinct = collect_distinct(
-                    group_constraints(group),
-                    Some(number),
-                    length,
-                    &mut properties,
-                );
+                let base = group_numbers.get(of).copied().unwrap_or(number);
+                let own = (Some(number), Some(base));
+                let hosts =
+                    collect_distinct(group_constraints(group), own, length, &mut properties);
+                let older = number.checked_sub(first_older).and_then(|number| older.get(number));
+                let of_job = older.into_iter().flatten();
+                let of_version =
+                    collect_distinct(of_job, (Some(number), None), length, &mut properties);
+                let apart = if of_all || of_version {
+                    Some(Apart::FromJob)
+                } else {
+                    hosts.then_some(Apart::FromGroup)
+                };
                 let key = spec.affinity_key(&group.name, meta_key);
                 Group {
-                    base: group_numbers.get(of).copied().unwrap_or(number),
+                    base,
                     idle: key.map(|key| IdleOrder::new(pass.state.occupancy(), key)),
-                    ..Group::new(spec, group, distinct, length, node_limit)
+                    ..Group::new(spec, group, apart, length, node_limit)
                 }
             })
             .collect();
@@ -191,7 +209,6 @@ impl<'a> Stack<'a> {
             feasibility: Feasibility::new(spec),
             algorithm: configuration.algorithm,
             groups,
-            distinct_hosts,
             job_counts: vec![0; length],
             elsewhere: BTreeMap::new(),
             properties,
@@ -216,7 +233,7 @@ impl<'a> Stack<'a> {
             for own in self.groups.iter_mut().filter(|own| own.base == group) {
                 step(&mut own.counts[position]);
             }
-        } else if self.distinct_hosts || self.groups.iter().any(|group| group.distinct_hosts) {
+        } else if self.groups.iter().any(|group| group.apart.is_some()) {
             step(self.elsewhere.entry(allocation.node).or_default().entry(group).or_default());
         }
         if let Some(node) = self.state.nodes().get(&allocation.node) {
@@ -226,13 +243,9 @@ impl<'a> Stack<'a> {
 
     /// Counts an instance of the group `base`, for older versions of it too.
     fn count_values(&mut self, node: &Node, base: usize, add: bool) {
-        let groups = &self.groups;
-        let properties = self
-            .properties
-            .iter_mut()
-            .filter(|property| property.group.is_none_or(|of| groups[of].base == base))
-            .map(|property| &mut property.values);
-        for values in properties {
+        let properties = self.properties.iter_mut();
+        let properties = properties.filter(|one| one.counts.is_none_or(|of| of == base));
+        for values in properties.map(|property| &mut property.values) {
             if add {
                 values.add(node);
             } else {
@@ -298,10 +311,15 @@ impl<'a> Stack<'a> {
         let own = &self.groups[group];
         let base = own.base;
         let there = self.elsewhere.get(&node.id).into_iter().flatten();
-        let mut rivals =
-            there.filter(|(of, count)| **count > 0 && (self.distinct_hosts || **of == base));
-        let shares = (self.distinct_hosts || own.distinct_hosts) && rivals.next().is_some();
-        !shares && self.crowded(group, |values| values.number_on(node)).is_none()
+        let mut rivals = there.filter(|(of, count)| {
+            let counts = match own.apart {
+                None => false,
+                Some(Apart::FromGroup) => **of == base,
+                Some(Apart::FromJob) => true,
+            };
+            **count > 0 && counts
+        });
+        rivals.next().is_none() && self.crowded(group, |values| values.number_on(node)).is_none()
     }
 
     /// What classes say about the groups that failed. An end on any node may free the property that one of them waits for.
@@ -495,9 +513,13 @@ impl<'a> Stack<'a> {
     /// Whether the job's other instances let one be there; the reason if not.
     fn distinct(&mut self, position: usize, group: usize, per_node: bool) -> Result<(), Text> {
         let node = self.candidates.node(position);
-        let taken = (self.distinct_hosts && self.job_counts[position] > 0)
-            || (self.groups[group].distinct_hosts && self.groups[group].counts[position] > 0);
-        if taken && !per_node {
+        let own = &self.groups[group];
+        let rivals = match own.apart {
+            None => 0,
+            Some(Apart::FromGroup) => own.counts[position],
+            Some(Apart::FromJob) => self.job_counts[position],
+        };
+        if rivals > 0 && !per_node {
             return Err(REASON_HOSTS.into());
         }
         self.crowded(group, |values| values.number_of(position, node)).map_or(Ok(()), Err)
@@ -617,7 +639,7 @@ impl Group<'_> {
     fn new(
         spec: &JobSpec,
         group: &TaskGroup,
-        distinct_hosts: bool,
+        apart: Option<Apart>,
         candidates: usize,
         (node_limit, is_elastic): (u32, bool),
     ) -> Self {
@@ -638,7 +660,7 @@ impl Group<'_> {
             base: 0,
             ask: Ask::of(group),
             count: group.count,
-            distinct_hosts,
+            apart,
             affinities,
             idle: None,
             spreads,
@@ -665,9 +687,10 @@ fn limit(kind: JobKind, preferring: Option<u32>, candidates: usize) -> usize {
     }
 }
 
+/// Whether hosts must be distinct. Adds the properties that must be: of which group that is asked, and whose instances count.
 fn collect_distinct<'c>(
     constraints: impl Iterator<Item = &'c Constraint>,
-    group: Option<usize>,
+    (group, counts): (Option<usize>, Option<usize>),
     candidates: usize,
     properties: &mut Vec<Property>,
 ) -> bool {
@@ -678,6 +701,7 @@ fn collect_distinct<'c>(
             Some(Distinct::Hosts) => hosts = true,
             Some(Distinct::Property { target, max }) => properties.push(Property {
                 group,
+                counts,
                 max,
                 values: ValueCounts::new(target, candidates),
                 reason: format!("distinct_property: {}", constraint.left).into(),

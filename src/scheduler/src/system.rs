@@ -45,7 +45,7 @@ pub(crate) fn schedule<'a>(
     let left = stable.as_deref().filter(|_| rollout.has_failed());
     let older = older_versions(&rollout, draft.target.version(), spec, &allocations, left);
     let extended = extended(&draft, spec, &older);
-    let offered = extended.as_ref().unwrap_or(spec);
+    let offered = extended.as_ref().map_or((spec, &[][..]), |(spec, older)| (spec, older));
     let stack = Stack::new(&draft.pass, offered, &allocations, memory);
     let mut work = Work {
         version: draft.target.version(),

@@ -285,6 +285,43 @@ fn an_older_version_heeds_the_constraints_of_its_own_job() {
     assert_eq!((plan.counts(), plan.queued()), ((0, 0, 0), 1), "the others have their hosts");
 }
 
+/// What the job asked of all its groups together in that version counts the instances of all of them.
+#[test]
+fn an_older_version_keeps_away_from_the_other_groups_of_its_job() {
+    for (left, operand) in [("", "distinct_hosts"), ("${node.unique.id}", "distinct_property")] {
+        let mut cluster = Cluster::with_nodes(5);
+        let mut spec = service(2, 1, 1);
+        let mut other = spec.groups[0].clone();
+        (other.name, other.count) = ("other".into(), 3);
+        spec.groups.push(other);
+        let apart = |right: &str| Constraint {
+            left: left.into(),
+            operand: operand.into(),
+            right: right.into(),
+        };
+        spec.constraints.push(apart(if left.is_empty() { "true" } else { "1" }));
+        cluster.run(&spec);
+        let mut spec = next(&spec, "two");
+        spec.constraints.clear();
+        cluster.register(&spec);
+        let plan = cluster.plan(&spec, Trigger::JobRegister);
+        cluster.begin(&plan);
+        let mut live = cluster.live(&spec).into_iter();
+        let lost = live.find(|row| row.job_version == 0 && &*row.group == "web").unwrap().clone();
+        drop(live);
+        cluster.end(lost.id, ClientStatus::Lost);
+        let number = u64::from(lost.node.0[15]);
+        cluster.change_node(number, |node| node.eligibility.ineligible = true);
+        let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+        let of_old = plan.placements.iter().filter(|one| one.version == Some(0));
+        assert_eq!(
+            (of_old.count(), plan.queued()),
+            (0, 1),
+            "{operand}: the others have their hosts"
+        );
+    }
+}
+
 /// What is replaced in its older version is on its way out: it evicts nothing, whatever the priority of the current version is.
 #[test]
 fn an_older_version_evicts_nothing() {
