@@ -25,7 +25,9 @@ pub(super) fn judge(truth: &State, pool: &InstancePool, now: u64, found: &mut Ve
     if pool.paused.is_some() || truth.mass_loss().is_some() {
         return;
     }
-    for row in truth.instances().iter().filter(|row| row.pool == pool.name) {
+    // What a person has set aside stays until that person is done.
+    let rows = truth.instances().iter().filter(|row| row.pool == pool.name);
+    for row in rows.filter(|row| !truth.is_set_aside(row)) {
         drains(row, pool, now, found);
     }
     for group in pool.groups.values() {
