@@ -1,15 +1,19 @@
-//! The counts of a deployment, kept up with each change of an allocation.
+//! The counts of a deployment, kept up with the changes of its allocations.
+//!
+//! A plan may place thousands of allocations of one deployment. What each of them changes is noted
+//! in [`Touched`], and goes into the deployment's row when somebody asks for it or the entry ends:
+//! the row is copied, encoded and hashed once for an entry.
 //!
 //! Invariant: in an active deployment the counts of healthy allocations are those of a recount
 //! (`invariant.rs` does one).
 
 use std::collections::BTreeSet;
 
-use super::{Deployment, DeploymentGroup};
+use super::DeploymentGroup;
 use crate::{
     allocation::Allocation,
     apply::Turn,
-    id::{DeploymentId, Text},
+    id::{AllocationId, DeploymentId, Text},
     indexes::broken,
     limits,
     plant::{Plant, is_planted},
@@ -22,10 +26,22 @@ pub(crate) struct Touched {
     pub(crate) steps: bool,
     /// Groups of which an allocation is unhealthy and nothing makes up for it.
     pub(crate) failing: BTreeSet<Text>,
+    /// In the order in which they were made.
+    counts: Vec<Counted>,
+}
+
+/// A changed allocation, and what it counted as before.
+#[derive(Clone, Debug)]
+struct Counted {
+    group: Text,
+    was: Share,
+    is: Share,
+    /// It is a new canary.
+    canary: Option<AllocationId>,
 }
 
 /// What an allocation counts as.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a count of its own")]
 struct Share {
     placed: bool,
@@ -84,34 +100,48 @@ impl Turn<'_> {
         if was == is {
             return;
         }
-        let Some(deployment) = self.state.deployments.get(&id).filter(|row| row.is_active()) else {
+        let active = self.state.deployments.get(&id).filter(|deployment| deployment.is_active());
+        let Some(group) = active.and_then(|deployment| deployment.groups.get(&row.group)) else {
             return;
         };
-        let mut deployment: Deployment = (**deployment).clone();
-        let Some(group) = deployment.groups.get_mut(&row.group) else { return };
-        group.take_share(was, is, id);
-        if old.is_none() && row.canary_of == Some(id) {
-            let placed = deployment.placed_canaries.entry(row.group.clone()).or_default();
-            if placed.len() < limits::PLACED_CANARIES_KEPT_MAX {
-                placed.push(row.id);
-            }
-        }
-        group.note_waiting(self.at);
-        // One that makes up for another brings the deployment no further than it was.
-        let progress = group.healthy > group.healthy_max;
-        group.healthy_max = group.healthy_max.max(group.healthy);
-        if progress {
-            group.extend(self.at);
-        }
         let fails = is.unhealthy
             && !was.unhealthy
             && (group.progress_deadline_ms == 0 || !self.state.may_reschedule(row));
         // Canaries change nothing until they are promoted; those of system jobs take the place of others, and come in steps.
         let steps = is.healthy && !was.healthy && (!group.is_canarying() || row.per_node);
+        let canary = (old.is_none() && row.canary_of == Some(id)).then_some(row.id);
         let touched = self.deployments.entry(id).or_default();
         touched.steps |= steps;
         if fails {
             touched.failing.insert(row.group.clone());
+        }
+        touched.counts.push(Counted { group: row.group.clone(), was, is, canary });
+    }
+
+    /// Takes into a deployment's row what the entry has changed for its counts so far.
+    pub(super) fn write_counts(&mut self, id: DeploymentId) {
+        let touched = self.deployments.get_mut(&id);
+        let counts = touched.map(|touched| std::mem::take(&mut touched.counts)).unwrap_or_default();
+        if counts.is_empty() {
+            return;
+        }
+        let Some(deployment) = self.state.deployments.get(&id) else { return };
+        let mut deployment = (**deployment).clone();
+        for Counted { group: name, was, is, canary } in counts {
+            let Some(group) = deployment.groups.get_mut(&name) else { continue };
+            group.take_share(was, is, id);
+            group.note_waiting(self.at);
+            // One that makes up for another brings the deployment no further than it was.
+            if group.healthy > group.healthy_max {
+                group.healthy_max = group.healthy;
+                group.extend(self.at);
+            }
+            if let Some(canary) = canary {
+                let placed = deployment.placed_canaries.entry(name).or_default();
+                if placed.len() < limits::PLACED_CANARIES_KEPT_MAX {
+                    placed.push(canary);
+                }
+            }
         }
         self.put_deployment(deployment);
     }

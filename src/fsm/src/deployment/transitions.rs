@@ -211,14 +211,18 @@ impl Turn<'_> {
 
     /// Draws the conclusions from what the entry changed for deployments.
     pub(crate) fn settle_deployments(&mut self) {
-        while let Some((id, touched)) = self.deployments.pop_first() {
-            if let Some(row) = self.active(id) {
+        while let Some(id) = self.deployments.first_key_value().map(|(id, _)| *id) {
+            let row = self.active(id);
+            let touched = self.deployments.remove(&id);
+            if let Some((row, touched)) = row.zip(touched) {
                 self.settle(row, touched);
             }
         }
     }
 
-    fn active(&self, id: DeploymentId) -> Option<Deployment> {
+    /// The row of a deployment that goes on, with the counts of now.
+    fn active(&mut self, id: DeploymentId) -> Option<Deployment> {
+        self.write_counts(id);
         let row = self.state.deployments.get(&id)?;
         row.is_active().then(|| (**row).clone())
     }
