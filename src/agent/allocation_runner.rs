@@ -433,6 +433,7 @@ impl AllocationRunner {
             deployment_id: self.health.deployment().into(),
             healthy: self.health.verdict(),
             tasks,
+            same_tasks: false,
         }
     }
 

@@ -38,10 +38,48 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 /// What is to be sent.
 #[derive(Debug)]
 pub(crate) struct Outbox {
-    pending: Mutex<BTreeMap<AllocationId, v1::AllocationStatus>>,
+    statuses: Mutex<Statuses>,
     filled: Notify,
     emptied: Notify,
     ends: watch::Sender<Ends>,
+}
+
+#[derive(Default, Debug)]
+struct Statuses {
+    pending: BTreeMap<AllocationId, v1::AllocationStatus>,
+    /// Tasks as the servers have acknowledged them, of allocations that go on: that one is healthy is said without them.
+    tasks: BTreeMap<AllocationId, Tasks>,
+}
+
+type Tasks = BTreeMap<String, v1::TaskState>;
+
+impl Statuses {
+    /// A status as it is sent.
+    fn shortened(&self, id: AllocationId, status: &v1::AllocationStatus) -> v1::AllocationStatus {
+        if self.tasks.get(&id) != Some(&status.tasks) {
+            return status.clone();
+        }
+        v1::AllocationStatus {
+            id: status.id.clone(),
+            sequence: status.sequence,
+            client_status: status.client_status,
+            description: status.description.clone(),
+            tasks: Tasks::new(),
+            same_tasks: true,
+            deployment_id: status.deployment_id.clone(),
+            healthy: status.healthy,
+            node_failure: status.node_failure.clone(),
+        }
+    }
+
+    /// Takes one out that was sent, unless there is a newer one by now.
+    fn take_sent(&mut self, sent: &v1::AllocationStatus) -> Option<AllocationId> {
+        let id = AllocationId::from_slice(&sent.id)?;
+        if self.pending.get(&id).is_some_and(|now| now.sequence <= sent.sequence) {
+            self.pending.remove(&id);
+        }
+        Some(id)
+    }
 }
 
 /// Allocations that were reported as ended.
@@ -54,7 +92,7 @@ pub(crate) struct Ends {
 impl Default for Outbox {
     fn default() -> Self {
         Self {
-            pending: Mutex::default(),
+            statuses: Mutex::default(),
             filled: Notify::new(),
             emptied: Notify::new(),
             ends: watch::Sender::new(Ends::default()),
@@ -66,7 +104,7 @@ impl Outbox {
     /// Puts a new status in the place of an older one.
     pub(crate) fn report(&self, id: AllocationId, status: v1::AllocationStatus) {
         let client = status.client_status();
-        self.repeat(id, status);
+        self.put(id, status);
         if client == v1::ClientStatus::Failed {
             self.ends.send_modify(|ends| ends.failed = ends.failed.saturating_add(1));
         } else if client == v1::ClientStatus::Complete {
@@ -74,13 +112,18 @@ impl Outbox {
         }
     }
 
-    /// Sends a status once more that was reported before.
+    /// Sends a status once more that was reported before, whole: the servers may have lost what they had.
     pub(crate) fn repeat(&self, id: AllocationId, status: v1::AllocationStatus) {
-        let mut pending = self.lock();
-        if pending.get(&id).is_none_or(|known| known.sequence <= status.sequence) {
-            pending.insert(id, status);
+        self.lock().tasks.remove(&id);
+        self.put(id, status);
+    }
+
+    fn put(&self, id: AllocationId, status: v1::AllocationStatus) {
+        let mut statuses = self.lock();
+        if statuses.pending.get(&id).is_none_or(|known| known.sequence <= status.sequence) {
+            statuses.pending.insert(id, status);
         }
-        drop(pending);
+        drop(statuses);
         self.filled.notify_one();
     }
 
@@ -91,14 +134,15 @@ impl Outbox {
 
     /// A status of that allocation is not acknowledged yet.
     pub(crate) fn is_pending(&self, id: AllocationId) -> bool {
-        self.lock().contains_key(&id)
+        self.lock().pending.contains_key(&id)
     }
 
     /// Nothing is to be sent any more for an allocation that the servers have forgotten.
     pub(crate) fn forget(&self, id: AllocationId) {
-        let mut pending = self.lock();
-        pending.remove(&id);
-        if pending.is_empty() {
+        let mut statuses = self.lock();
+        statuses.pending.remove(&id);
+        statuses.tasks.remove(&id);
+        if statuses.pending.is_empty() {
             self.emptied.notify_waiters();
         }
     }
@@ -107,41 +151,66 @@ impl Outbox {
     pub(crate) async fn empty(&self) {
         loop {
             let emptied = self.emptied.notified();
-            if self.lock().is_empty() {
+            if self.lock().pending.is_empty() {
                 return;
             }
             emptied.await;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<AllocationId, v1::AllocationStatus>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Statuses> {
+        self.statuses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn batch(&self, statuses_max: usize) -> Vec<v1::AllocationStatus> {
         let mut bytes = 0_usize;
-        self.lock()
-            .values()
-            .take(statuses_max)
+        let statuses = self.lock();
+        let pending = statuses.pending.iter().take(statuses_max);
+        let pending = pending.map(|(id, status)| statuses.shortened(*id, status));
+        pending
             .take_while(|status| {
                 let first = bytes == 0;
                 bytes = bytes.saturating_add(status.encoded_len());
                 first || bytes <= BATCH_BYTES_MAX
             })
-            .cloned()
             .collect()
     }
 
-    fn acknowledge(&self, sent: &[v1::AllocationStatus]) {
-        let mut pending = self.lock();
+    /// The servers have them.
+    fn acknowledge(&self, sent: Vec<v1::AllocationStatus>) {
+        let mut statuses = self.lock();
         for status in sent {
-            let Some(id) = AllocationId::from_slice(&status.id) else { continue };
-            if pending.get(&id).is_some_and(|now| now.sequence <= status.sequence) {
-                pending.remove(&id);
+            let Some(id) = statuses.take_sent(&status) else { continue };
+            match status.client_status() {
+                v1::ClientStatus::Pending | v1::ClientStatus::Running => {
+                    if !status.same_tasks {
+                        statuses.tasks.insert(id, status.tasks);
+                    }
+                }
+                v1::ClientStatus::Unspecified
+                | v1::ClientStatus::Complete
+                | v1::ClientStatus::Failed
+                | v1::ClientStatus::Lost
+                | v1::ClientStatus::Unknown => {
+                    statuses.tasks.remove(&id);
+                }
             }
         }
-        let empty = pending.is_empty();
-        drop(pending);
+        self.sent(statuses);
+    }
+
+    /// The servers will never take it.
+    fn give_up(&self, refused: &v1::AllocationStatus) {
+        let mut statuses = self.lock();
+        if let Some(id) = statuses.take_sent(refused) {
+            statuses.tasks.remove(&id);
+        }
+        self.sent(statuses);
+    }
+
+    fn sent(&self, statuses: MutexGuard<'_, Statuses>) {
+        let empty = statuses.pending.is_empty();
+        drop(statuses);
         if empty {
             self.emptied.notify_waiters();
         } else {
@@ -174,6 +243,7 @@ pub(crate) fn not_running(
         deployment_id: message.deployment_id.clone(),
         healthy: (is_unhealthy && !message.deployment_id.is_empty()).then_some(false),
         tasks,
+        same_tasks: false,
     }
 }
 
@@ -212,7 +282,7 @@ pub(crate) async fn send_statuses(
             Ok(_) => {
                 backoff.reset();
                 statuses_max = statuses_max.saturating_mul(2).min(BATCH_STATUSES_MAX);
-                outbox.acknowledge(&request.statuses);
+                outbox.acknowledge(request.statuses);
             }
             Err(status) => {
                 tracing::debug!(code = ?status.code(), message = status.message(), "statuses not taken");
@@ -223,7 +293,7 @@ pub(crate) async fn send_statuses(
                     // One that the servers cannot read must not hold up the others: the batch is halved until it stands alone.
                     if let [alone] = request.statuses.as_slice() {
                         tracing::error!(message = status.message(), status = ?alone, "a status is refused for good");
-                        outbox.acknowledge(&request.statuses);
+                        outbox.give_up(alone);
                         statuses_max = BATCH_STATUSES_MAX;
                     } else {
                         statuses_max = (request.statuses.len() / 2).max(1);
@@ -257,13 +327,54 @@ mod tests {
         let sent = outbox.batch(BATCH_STATUSES_MAX);
         outbox.report(id, status(1, 2));
         outbox.report(id, status(1, 1));
-        outbox.acknowledge(&sent);
+        outbox.acknowledge(sent);
         assert!(outbox.is_pending(id), "the newer status was never sent");
         let sent = outbox.batch(BATCH_STATUSES_MAX);
         assert_eq!(sent.len(), 1);
         assert_eq!(sent[0].sequence, 2);
-        outbox.acknowledge(&sent);
+        outbox.acknowledge(sent);
         assert!(!outbox.is_pending(id));
+    }
+
+    /// That it is healthy is said without the tasks that the servers have; what they may not have is said whole.
+    #[test]
+    fn tasks_that_the_servers_have_are_left_out() {
+        let outbox = Outbox::default();
+        let id = AllocationId([1; 16]);
+        let running = |sequence, restarts| {
+            let task = v1::TaskState { restarts, ..Default::default() };
+            let tasks = [("server".to_owned(), task)].into();
+            let client_status = v1::ClientStatus::Running.into();
+            v1::AllocationStatus { tasks, client_status, ..status(1, sequence) }
+        };
+        let sent = |outbox: &Outbox| {
+            let batch = outbox.batch(BATCH_STATUSES_MAX);
+            let [one] = batch.as_slice() else { panic!("one is sent: {batch:?}") };
+            assert_eq!(one.same_tasks, one.tasks.is_empty());
+            (one.same_tasks, batch)
+        };
+        let says = |sequence, restarts, leaves_out: bool| {
+            outbox.report(id, running(sequence, restarts));
+            let (left_out, batch) = sent(&outbox);
+            assert_eq!(left_out, leaves_out, "of {sequence}");
+            batch
+        };
+        says(1, 0, false);
+        // It may not have come.
+        outbox.acknowledge(says(2, 0, false));
+        says(3, 0, true);
+        outbox.acknowledge(says(4, 1, false));
+        outbox.acknowledge(says(5, 1, true));
+        // Servers that ask for all of it may have lost it.
+        outbox.repeat(id, running(5, 1));
+        assert!(!sent(&outbox).0);
+        // An answer to what was sent before is of servers that have it.
+        outbox.acknowledge(sent(&outbox).1);
+        // What is refused for good they do not have.
+        outbox.give_up(&says(6, 2, false)[0]);
+        outbox.acknowledge(says(7, 2, false));
+        outbox.forget(id);
+        says(8, 2, false);
     }
 
     #[test]

@@ -319,6 +319,9 @@ fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
     let client = words::client_status(status.client_status)?;
     let node_failure = text(&status.node_failure, "node failure")?;
     let node_failure = Some(node_failure).filter(|why| !why.is_empty());
+    if status.same_tasks && !status.tasks.is_empty() {
+        return Err(Status::invalid_argument("tasks that are the same as before are left out"));
+    }
     let mut tasks = BTreeMap::new();
     for (name, task) in status.tasks.into_iter().collect::<BTreeMap<_, _>>() {
         let excess = task.events.len().saturating_sub(fsm::limits::TASK_EVENTS_MAX);
@@ -354,7 +357,7 @@ fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
         sequence: status.sequence,
         status: client,
         description: text(&status.description, "description")?,
-        tasks,
+        tasks: (!status.same_tasks).then_some(tasks),
         node_failure,
     })
 }

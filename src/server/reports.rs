@@ -101,7 +101,8 @@ fn bytes_of(report: &NodeReport) -> usize {
         40 + task.state.len() + task.events.iter().map(of_event).sum::<usize>()
     };
     let of_update = |update: &ClientUpdate| {
-        let tasks = update.tasks.iter().map(|(name, task)| name.len() + of_task(task));
+        let tasks = update.tasks.iter().flatten();
+        let tasks = tasks.map(|(name, task)| name.len() + of_task(task));
         40 + update.description.len() + tasks.sum::<usize>()
     };
     report.updates.iter().map(of_update).sum()

@@ -221,7 +221,7 @@ impl Script {
             sequence: self.sequence,
             status,
             description: "".into(),
-            tasks: tasks.collect(),
+            tasks: (!healthy).then(|| tasks.collect()),
             node_failure: None,
             health,
         }

@@ -316,7 +316,7 @@ impl World {
             (Some((Asked::Report(taken), _)), Some(fsm::Reply::Evaluations(_))) => {
                 for (id, sequence) in taken {
                     if let Some(one) = agent.local.get_mut(&id) {
-                        one.reported = one.reported.max(sequence);
+                        one.taken(sequence);
                     }
                 }
             }
@@ -501,14 +501,14 @@ impl World {
         let node = self.agents[number].node;
         let updates: Vec<_> = self.agents[number]
             .local
-            .iter()
+            .iter_mut()
             .filter(|(_, one)| one.sequence > one.reported)
             .map(|(id, one)| ClientUpdate {
                 id: *id,
                 sequence: one.sequence,
                 status: one.status,
                 description: "".into(),
-                tasks: one.tasks(),
+                tasks: one.say_tasks(),
                 node_failure: one.node_failure.clone(),
                 health: one.health(),
             })

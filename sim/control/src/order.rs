@@ -407,7 +407,7 @@ mod tests {
             last_restart_ms: 7 + RESTART_MS,
             ..TaskState::default()
         };
-        update.tasks.insert("server".into(), task);
+        update.tasks = Some([("server".into(), task)].into());
         driver.report_update(update);
         (driver.state, goes)
     }

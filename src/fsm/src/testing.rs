@@ -607,7 +607,7 @@ impl Driver {
             sequence: self.allocation(id).client_sequence.saturating_add(1),
             status,
             description: "".into(),
-            tasks: BTreeMap::new(),
+            tasks: Some(BTreeMap::new()),
             node_failure: None,
             health: None,
         }

@@ -223,7 +223,7 @@ impl TestCluster {
             sequence,
             status: ClientStatus::Running,
             description: "Tasks are running".into(),
-            tasks: BTreeMap::from([("server".into(), task)]),
+            tasks: Some(BTreeMap::from([("server".into(), task)])),
             node_failure: None,
             health: None,
         };

@@ -55,6 +55,10 @@ pub(super) struct Local {
     healthy_at: Option<u64>,
     /// By the name of each task; the node's clock.
     tasks: BTreeMap<Text, TaskState>,
+    /// What the last report said of them, with its sequence number.
+    sent: (u64, BTreeMap<Text, TaskState>),
+    /// What the servers have of them; none: not known.
+    told: Option<BTreeMap<Text, TaskState>>,
 }
 
 impl Local {
@@ -79,6 +83,8 @@ impl Local {
             health: row.deployment.and_then(|own| own.is_healthy()),
             healthy_at: None,
             tasks: tasks.into_iter().map(|name| (name, TaskState::default())).collect(),
+            sent: (0, BTreeMap::new()),
+            told: None,
         }
     }
 
@@ -124,7 +130,7 @@ impl Local {
     }
 
     /// What its agent reports of its tasks.
-    pub(super) fn tasks(&self) -> BTreeMap<Text, TaskState> {
+    fn tasks(&self) -> BTreeMap<Text, TaskState> {
         let mut tasks = self.tasks.clone();
         let first = tasks.keys().next().cloned();
         for (name, task) in &mut tasks {
@@ -138,6 +144,21 @@ impl Local {
             task.failed = self.status == ClientStatus::Failed;
         }
         tasks
+    }
+
+    /// What a report says of the tasks: nothing if the servers have it.
+    pub(super) fn say_tasks(&mut self) -> Option<BTreeMap<Text, TaskState>> {
+        let tasks = self.tasks();
+        self.sent = (self.sequence, tasks.clone());
+        (self.told.as_ref() != Some(&tasks)).then_some(tasks)
+    }
+
+    /// A report was taken.
+    pub(super) fn taken(&mut self, sequence: u64) {
+        self.reported = self.reported.max(sequence);
+        if self.sent.0 == sequence {
+            self.told = Some(self.sent.1.clone());
+        }
     }
 }
 

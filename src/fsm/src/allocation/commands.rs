@@ -15,8 +15,8 @@ pub struct ClientUpdate {
     pub sequence: u64,
     pub status: ClientStatus,
     pub description: Text,
-    /// By task name.
-    pub tasks: BTreeMap<Text, TaskState>,
+    /// By task name; none: they are as they were in the last report that was taken.
+    pub tasks: Option<BTreeMap<Text, TaskState>>,
     /// It failed and that is the node's fault (driver, executor, directories): why.
     pub node_failure: Option<Text>,
     /// Whether it is healthy in the deployment that it belongs to, once that is known.

@@ -108,10 +108,29 @@ fn events_of_a_task_are_bounded() {
         signal: None,
     };
     let events = (0..25).map(event).collect();
-    update.tasks.insert("server".into(), TaskState { events, ..TaskState::default() });
+    let task = TaskState { events, ..TaskState::default() };
+    update.tasks = Some([("server".into(), task)].into());
     driver.report_update(update);
     let kept = &driver.allocation(id).tasks["server"].events;
     assert_eq!((kept.len(), kept[0].at_ms), (limits::TASK_EVENTS_MAX, 15));
+}
+
+/// A report that says nothing of the tasks leaves them; one that says that there are none does not.
+#[test]
+fn tasks_that_a_report_leaves_out_stay() {
+    let (mut driver, id) = running(JobKind::Service);
+    let task = TaskState { restarts: 3, ..TaskState::default() };
+    for (tasks, restarts) in [
+        (Some([("server".into(), task)].into()), Some(3)),
+        (None, Some(3)),
+        (Some([].into()), None),
+    ] {
+        let mut update = driver.update(id, ClientStatus::Running);
+        update.tasks = tasks;
+        driver.report_update(update);
+        let kept = driver.allocation(id).tasks.get("server");
+        assert_eq!(kept.map(|task| task.restarts), restarts);
+    }
 }
 
 #[test]

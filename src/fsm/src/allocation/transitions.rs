@@ -98,9 +98,11 @@ impl Turn<'_> {
         row.client = update.status;
         self.take_health(&old, &mut row, update);
         row.client_description = cut(&update.description, limits::REPORT_TEXT_BYTES_MAX);
-        let tasks = self.kept_tasks(&row, &update.tasks);
-        if *row.tasks != tasks {
-            row.tasks = Arc::new(tasks);
+        if let Some(reported) = &update.tasks {
+            let tasks = self.kept_tasks(&row, reported);
+            if *row.tasks != tasks {
+                row.tasks = Arc::new(tasks);
+            }
         }
         // A short task may have ended before its start was reported.
         let started = old.client == ClientStatus::Pending

@@ -189,9 +189,10 @@ fn an_agents_report_is_kept_for_the_tasks_of_its_group_and_cut() {
     };
     let events = vec![event; limits::TASK_EVENTS_MAX + 5];
     update.description = long;
-    update.tasks.insert(task.clone(), TaskState { events, ..TaskState::default() });
+    let tasks = update.tasks.get_or_insert_default();
+    tasks.insert(task.clone(), TaskState { events, ..TaskState::default() });
     for n in 0..5_000 {
-        update.tasks.insert(format!("other{n}").into(), TaskState::default());
+        tasks.insert(format!("other{n}").into(), TaskState::default());
     }
     driver.report_update(update);
     let row = driver.allocation(id);

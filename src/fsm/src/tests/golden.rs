@@ -432,7 +432,7 @@ fn node_report(node: NodeId, evaluation_ids: Vec<EvaluationId>) -> NodeReport {
         sequence: 4,
         status: ClientStatus::Failed,
         description: "exit 1".into(),
-        tasks: tasks(),
+        tasks: Some(tasks()),
         node_failure: Some("no executor".into()),
         health: Some((DeploymentId([6; 16]), true)),
     };

@@ -511,7 +511,7 @@ impl Maker<'_> {
                 sequence: if self.dice.one_in(15) { self.dice.bits() } else { sequence + 1 },
                 status,
                 description: "".into(),
-                tasks: BTreeMap::new(),
+                tasks: Some(BTreeMap::new()),
                 node_failure: self.dice.one_in(9).then(|| "no room".into()),
                 health: self.health(id),
             };
