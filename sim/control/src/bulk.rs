@@ -393,8 +393,8 @@ fn jobs_in_bulk_end_though_some_boots_fail() {
         // Job, plan, start and end; intent, create, registration and readiness.
         assert!(work.entries <= 4 * jobs + 8 * machines, "{work:?}");
         assert!(work.creates * 4 <= machines * 5, "{work:?}");
-        // What ends in a pool has the others of that pool tried again, and nobody else.
-        assert!(work.passes <= 2 * u64::from(JOBS) * jobs, "{work:?}");
+        // One that finds no room, one that does, and few that were tried in vain.
+        assert!(work.passes * 2 <= 5 * jobs, "{work:?}");
         assert!(work.calls <= 10 * machines + took[1] / 1_000, "{work:?}");
     }
     assert!(work[1].passes * 10 <= work[0].passes * 13, "{work:?}");
