@@ -40,7 +40,7 @@ pub(crate) use nodes::loss_that_is_over;
 pub use step::check_step;
 pub use strikes::Strikes;
 pub use waiting::check_waits;
-pub(crate) use waiting::has_missed;
+pub(crate) use waiting::is_woken;
 
 /// A broken invariant: its number, and what was found.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -20,6 +20,8 @@
 
 mod agent;
 mod balancers;
+#[cfg(test)]
+mod bulk;
 mod client;
 mod clocks;
 mod coverage;

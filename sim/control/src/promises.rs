@@ -332,7 +332,8 @@ impl Promises {
         Some(format!("I25: {id} failed for conflicts and waits for {slept_ms} ms"))
     }
 
-    /// I39. The services looked: who waits for room is not left asleep when there was some since it looked, whoever led then.
+    /// I39. The services looked: who waits for room is not left asleep when there was some since it looked that it fits into, whoever led then. As
+    /// long as others are out that were woken, the room may be offered to them.
     pub(crate) fn looked_at_sleepers(
         &mut self,
         seen: &Seen<'_>,
@@ -343,11 +344,17 @@ impl Promises {
             self.overslept = Sleepers::default();
             return None;
         }
+        let is_out =
+            |row: &Evaluation| row.status == EvaluationStatus::Blocked && dispatch.holds(row.id);
+        let is_offered = state.evaluations().iter().any(|row| is_out(row));
         // Who waits because of conflicts is woken by time as well, and looked at by that.
         let missed = |row: &Evaluation| {
             // For room on a node that is gone one could wait for ever.
             let is_gone = row.node.is_some_and(|node| !state.nodes().contains(&node));
-            row.trigger != Trigger::MaxPlans && (is_gone || invariants::has_missed(state, row))
+            let is_excused = is_offered && row.node.is_none();
+            row.trigger != Trigger::MaxPlans
+                && !is_excused
+                && (is_gone || invariants::is_woken(state, row))
         };
         let (id, slept_ms) = self.overslept.looked(seen, dispatch, WOKEN_MS, missed)?;
         Some(format!("I39: {id} waits for room, missed some, and sleeps on for {slept_ms} ms"))

@@ -63,7 +63,7 @@ const SERVERS: Finder = Finder::Simulation(&[Tier::Servers]);
 const BOTH: Finder = Finder::Simulation(&[Tier::ControlPlane, Tier::Servers]);
 
 /// All of them.
-pub(super) const PLANTS: [Planted; 59] = [
+pub(super) const PLANTS: [Planted; 60] = [
     Planted::new(
         "M1",
         "skip-log-sync",
@@ -192,6 +192,12 @@ pub(super) const PLANTS: [Planted; 59] = [
         "nothing-wakes",
         "no-capacity-gain",
         "a capacity gain wakes nothing",
+        CONTROL_PLANE,
+    ),
+    Planted::new(
+        "room-not-passed-on",
+        "unused-room-is-not-offered-again",
+        "room that a woken evaluation does not use is offered to nobody else",
         CONTROL_PLANE,
     ),
     Planted::new(

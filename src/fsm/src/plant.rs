@@ -71,6 +71,8 @@ pub enum Plant {
     AnyEpochTaken,
     /// A capacity gain wakes nothing.
     NothingWakes,
+    /// Room that a woken evaluation does not use is offered to nobody else.
+    RoomNotPassedOn,
     /// Each failure of a node is a strike.
     StrikePerFailure,
     /// An offline node that is reaped comes back online.
@@ -133,7 +135,7 @@ pub enum Plant {
 
 /// Every plant by its names: the number, and a word.
 #[cfg(feature = "plant")]
-pub const TABLE: [(Plant, &str, &str); 59] = [
+pub const TABLE: [(Plant, &str, &str); 60] = [
     (Plant::SkipLogSync, "M1", "skip-log-sync"),
     (Plant::SkipVoteSync, "M2", "skip-vote-sync"),
     (Plant::AcknowledgeBeforeCommit, "M3", "ack-before-commit"),
@@ -164,6 +166,7 @@ pub const TABLE: [(Plant, &str, &str); 59] = [
     (Plant::StalePlansTaken, "stale-plans", "stale-plans-taken"),
     (Plant::AnyEpochTaken, "any-epoch", "any-epoch-taken"),
     (Plant::NothingWakes, "nothing-wakes", "no-capacity-gain"),
+    (Plant::RoomNotPassedOn, "room-not-passed-on", "unused-room-is-not-offered-again"),
     (Plant::StrikePerFailure, "strike-per-failure", "no-strike-window"),
     (Plant::OfflineExpires, "offline-expires", "reaping-forgets-offline"),
     (Plant::ReapInMassLoss, "reap-in-mass-loss", "no-mass-loss-guard"),
@@ -213,6 +216,7 @@ impl Plant {
         Self::StalePlansTaken,
         Self::AnyEpochTaken,
         Self::NothingWakes,
+        Self::RoomNotPassedOn,
         Self::StrikePerFailure,
         Self::OfflineExpires,
         Self::ReapInMassLoss,

@@ -11,9 +11,6 @@ use fsm::{Command, Effect, Index, State, Text};
 
 use crate::machine::{Ids, Machine, Report, Stepped};
 
-#[cfg(test)]
-mod bulk;
-
 /// Lines of log that wait for a step.
 const REPORTS_MAX: usize = 100;
 

@@ -4,15 +4,16 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use fsm::{
-    ClassId, ClientStatus, DesiredStatus, Evaluation, EvaluationStatus, Job, JobKind, NodeId,
-    State, TaskGroup, Text, Trigger,
+    Allocation, ClassId, ClientStatus, DesiredStatus, Evaluation, EvaluationStatus, Job, JobKind,
+    Node, NodeId, State, TaskGroup, Trigger,
+    limits::PREEMPTION_PRIORITY_DISTANCE,
     node::{CapacityGain, GainKey},
 };
 
 use super::{
     Broken,
     ending::Ending,
-    needs::{self, in_service, is_live},
+    needs::{self, ask_of, in_service, is_live, room_of, taken_by},
 };
 
 /// What is lacking, and waited for by nobody (I39, I46). Jobs with a pending evaluation are looked at when that is done.
@@ -174,36 +175,68 @@ fn knows(row: &Evaluation, job: &Job) -> bool {
     row.trigger == Trigger::MaxPlans || row.snapshot_index >= job.job_modify_index
 }
 
-/// Something was gained since it looked last on nodes that are there and that its job may use: it
-/// has to be woken, whatever else has happened.
-pub(crate) fn has_missed(state: &State, row: &Evaluation) -> bool {
-    let spec = state.jobs().get(&row.job).and_then(|job| state.current_spec(job));
-    let is_of_pool =
-        |pool: &Text| spec.is_none_or(|spec| &*spec.node_pool == "all" || spec.node_pool == *pool);
-    let is_there = |class: ClassId| {
-        let mut nodes = state.nodes().iter();
-        nodes.any(|node| node.class == class && is_of_pool(&node.description.pool))
+/// Something was gained since it looked last, and could help: it has to be woken, whatever else has
+/// happened, unless somebody else is out for the same room.
+pub(crate) fn is_woken(state: &State, row: &Evaluation) -> bool {
+    state.capacity_gains().iter().any(|gain| wakes(state, gain, row))
+}
+
+fn wakes(state: &State, gain: &CapacityGain, row: &Evaluation) -> bool {
+    let GainKey::Node(id) = gain.key else { return false };
+    if gain.index <= row.snapshot_index {
+        return false;
+    }
+    if row.node.is_some() {
+        return row.node == Some(id);
+    }
+    let node = state.nodes().get(&id).filter(|node| in_service(node) && node.shortage.is_none());
+    node.is_some_and(|node| may_use(row, node.class) && may_help(state, row, node))
+}
+
+/// An instance of a group that found no room may fit on a node as it is now, for all that its rows
+/// say. What cannot be told of an evaluation, a pass must.
+fn may_help(state: &State, row: &Evaluation, node: &Node) -> bool {
+    let job = state.jobs().get(&row.job);
+    let Some((job, spec)) = job.and_then(|job| Some((job, state.current_spec(job)?))) else {
+        return true;
     };
-    state.capacity_gains().iter().any(|gain| {
-        let helps = match gain.key {
-            GainKey::Class(class) => is_there(class),
-            GainKey::Node(_) => true,
-        };
-        helps && wakes(gain, row)
+    if &*spec.node_pool != "all" && spec.node_pool != node.description.pool {
+        return false;
+    }
+    let of_groups = spec.groups.iter().flat_map(|group| {
+        group.constraints.iter().chain(group.tasks.iter().flat_map(|task| &task.constraints))
+    });
+    let mut constraints = spec.constraints.iter().chain(of_groups);
+    let is_of_property = constraints.any(|one| &*one.operand == "distinct_property");
+    let is_older = row.job_modify_index != job.job_modify_index;
+    if is_older || is_of_property || row.failed_groups.is_empty() {
+        return true;
+    }
+    let preempts = state.scheduler_configuration().preemption.allows(spec.kind);
+    // Its own instances may be replaced, and those of much less important jobs evicted.
+    let stays = |other: &Allocation| {
+        let priority = state.allocation_spec(other).map_or(u16::MAX, |of| of.priority);
+        let is_lower = priority.saturating_add(PREEMPTION_PRIORITY_DISTANCE) <= spec.priority;
+        other.job != row.job && !(preempts && is_lower)
+    };
+    let on_node = state.allocations().iter().filter(|other| other.node == node.id);
+    let on_node: Vec<_> = on_node.filter(|other| is_live(other) && stays(other)).collect();
+    let most = usize::try_from(node.description.resources.allocations_max).unwrap_or(0);
+    if most > 0 && on_node.len() >= most {
+        return false;
+    }
+    let mut free = room_of(node);
+    for other in on_node {
+        for ((_, left), (_, taken)) in free.iter_mut().zip(taken_by(other)) {
+            *left = left.saturating_sub(taken);
+        }
+    }
+    row.failed_groups.keys().any(|name| {
+        let group = spec.group(name);
+        group.is_none_or(|group| {
+            ask_of(group).iter().zip(free).all(|((_, asked), (_, left))| *asked <= left)
+        })
     })
-}
-
-/// Something was gained since it looked last.
-fn is_woken(state: &State, row: &Evaluation) -> bool {
-    state.capacity_gains().iter().any(|gain| wakes(gain, row))
-}
-
-fn wakes(gain: &CapacityGain, row: &Evaluation) -> bool {
-    let helps = match gain.key {
-        GainKey::Class(class) => row.node.is_none() && may_use(row, class),
-        GainKey::Node(node) => row.node == Some(node),
-    };
-    helps && gain.index > row.snapshot_index
 }
 
 /// Room on nodes of a class wakes it.

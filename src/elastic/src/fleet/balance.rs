@@ -17,8 +17,7 @@ use std::{
 };
 
 use fsm::{
-    ClassId, Command, Index, Instance, InstanceId, InstancePool, InstanceState, JobKey, State,
-    Text,
+    Command, Instance, InstanceId, InstancePool, InstanceState, JobKey, State, Text,
     plant::{Plant, is_planted},
     pool::{
         BY_POOL, Behavior, InstanceType, Intent, LimitClass, LimitPool, NoteUnhelped,
@@ -28,12 +27,12 @@ use fsm::{
 
 use super::{
     ASK_AGAIN_MS, Fleet, Look,
-    bins::{bins, idle_machines, idle_since, is_ready},
+    bins::{Idle, bins, idle_machines, idle_since, is_ready},
     duty::is_in_mass_loss,
     shut_down,
 };
 use crate::{
-    demand::{Budget, Gained, Waiting, is_of_mass_loss, pack},
+    demand::{Budget, Gained, Need, Waiting, is_of_mass_loss, pack},
     limits,
     overhead::Overhead,
     sizes,
@@ -211,8 +210,8 @@ impl Fleet {
         let waiting = self.demand.of(&pool.name);
         let mut waiting: Vec<Arc<Waiting>> =
             waiting.filter(|one| !is_of_mass_loss(look.state, one.evaluation)).cloned().collect();
-        self.note_unhelped(look, pool, &mut waiting);
         let overhead = Overhead::of(look.state, pool);
+        self.note_unhelped(look, pool, &overhead, &mut waiting);
         let (bins, owners) = bins(look, pool, &overhead);
         let most = room.most.saturating_sub(wanted.new.len());
         let budget = Budget { most, price_micro: room.price_beside(pool, &wanted.new) };
@@ -279,11 +278,12 @@ impl Fleet {
         &mut self,
         look: &mut Look<'_>,
         pool: &InstancePool,
+        overhead: &Overhead,
         waiting: &mut [Arc<Waiting>],
     ) {
         let now = look.now;
         self.unhelped.retain(|_, note| note.until > now);
-        let idle = idle_machines(look.state, look.rows);
+        let idle = idle_machines(look.state, overhead, look.rows);
         let mut notes = 0;
         for one in waiting {
             if let Some(note) = self.unhelped.get(&one.job) {
@@ -517,14 +517,18 @@ fn may_go(state: &State, row: &Instance) -> bool {
         && !state.is_set_aside(row)
 }
 
-/// Types that should help an evaluation, and of which it has seen an idle machine.
-fn seen_types(idle: &BTreeMap<&Text, BTreeMap<ClassId, Index>>, one: &Waiting) -> Vec<Text> {
-    let saw = |kind: &&Text| {
-        let gains = idle.get(kind).into_iter().flatten();
-        let mut gains = gains.map(|(class, index)| Gained { class: *class, index: *index });
-        gains.any(|gained| one.has_seen(gained))
+/// Types that should help an evaluation, and of which it has seen an idle machine, or will not
+/// because it does not fit there: what does not fit is not woken.
+fn seen_types(idle: &BTreeMap<&Text, Idle>, one: &Waiting) -> Vec<Text> {
+    let is_no_help = |need: &Need, kind: &Text| {
+        let Some(Idle { gains, rooms }) = idle.get(kind) else { return false };
+        let mut gains = gains.iter().map(|(class, index)| Gained { class: *class, index: *index });
+        gains.any(|gained| one.has_seen(gained)) || rooms.iter().all(|room| room.fitting(need) == 0)
     };
-    one.needs.iter().flat_map(|need| &need.types).filter(saw).cloned().collect()
+    let of_need = |need: &Need| -> Vec<Text> {
+        need.types.iter().filter(|kind| is_no_help(need, kind)).cloned().collect()
+    };
+    one.needs.iter().flat_map(of_need).collect()
 }
 
 fn not_configured(pool: &InstancePool) -> Command {

@@ -83,19 +83,33 @@ fn room_of(state: &State, overhead: &Overhead, kind: &Text, node: &Node) -> Free
     room
 }
 
-/// Types of which an instance is there, idle and open, and by the class of its node the first gain
-/// of such a one.
+/// Idle machines of one type.
+#[derive(Default)]
+pub(super) struct Idle {
+    /// By the class of its node the first gain of such a one.
+    pub(super) gains: BTreeMap<ClassId, Index>,
+    /// The room that each really has; of many that are alike one.
+    pub(super) rooms: Vec<FreeRoom>,
+}
+
+/// Types of which an instance is there, idle and open.
 pub(super) fn idle_machines<'a>(
     state: &State,
+    overhead: &Overhead,
     rows: &'a [Arc<Instance>],
-) -> BTreeMap<&'a Text, BTreeMap<ClassId, Index>> {
-    let mut idle: BTreeMap<&Text, BTreeMap<ClassId, Index>> = BTreeMap::new();
+) -> BTreeMap<&'a Text, Idle> {
+    let mut idle: BTreeMap<&Text, Idle> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.is_open() && state.is_empty_instance(row)) {
         let node = row.node.and_then(|node| state.nodes().get(&node));
         let Some(node) = node.filter(|node| node.is_schedulable()) else { continue };
         if let Some(Gained { index, class }) = gained(state, node) {
-            let first = idle.entry(&row.kind.name).or_default().entry(class).or_insert(index);
+            let known = idle.entry(&row.kind.name).or_default();
+            let first = known.gains.entry(class).or_insert(index);
             *first = index.min(*first);
+            let room = room_of(state, overhead, &row.kind.name, node);
+            if !known.rooms.contains(&room) {
+                known.rooms.push(room);
+            }
         }
     }
     idle

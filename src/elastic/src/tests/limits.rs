@@ -254,6 +254,24 @@ fn a_job_that_is_not_helped_gets_no_second_machine() {
     assert_eq!(world.rows().len(), 1, "the pool has changed");
 }
 
+/// A machine that is smaller than its type declares does not help either, though the job is not
+/// even tried there: what does not fit is not woken.
+#[test]
+fn a_job_that_does_not_fit_on_the_real_machine_gets_no_second_one() {
+    let mut world = World::new(8);
+    world.job("web", 1);
+    let [id] = world.make()[..] else { panic!("one machine") };
+    let total = Resources { memory_mb: 500, ..world.row(id).kind.resources() };
+    world.register_agent_of(id, total, &[]);
+    world.ready(id);
+    world.pass(5 * MINUTE);
+    world.destroy();
+    world.pass(5 * MINUTE);
+    assert_eq!((world.rows().len(), world.made), (0, 1));
+    let why = world.waits_for("web");
+    assert!(why.contains("a machine of type \"small\" came and the job stayed blocked"), "{why}");
+}
+
 /// What did not help is tried again after a time that doubles, since the provider's machines may be
 /// others by then; the job says when.
 #[test]

@@ -222,3 +222,19 @@ fn an_unclear_machine_may_be_that_of_any_instance_without_one() {
     world.run();
     assert_eq!(&*world.row(create.key).provider_id, "m1");
 }
+
+/// A list comes each minute: one that tells nothing new has no pool looked at, however much waits.
+#[test]
+fn a_list_that_tells_nothing_new_has_no_pool_looked_at() {
+    let mut world = World::new(1);
+    world.job("web", 3);
+    world.make_and_boot();
+    world.pass(5 * MINUTE);
+    world.lists = false;
+    world.pass(2 * MINUTE);
+    let [(id, _)] = world.take_calls("list")[..] else { panic!("one list is asked for") };
+    let machines = world.machines.values().cloned().collect();
+    world.answer(id, Ok(Answer::Listed(Listing { scope: SCOPE.into(), machines })));
+    let next = world.fleet.next_deadline().expect("the next list is due some time");
+    assert!(next > world.at() + MINUTE / 2, "{next} {}", world.at());
+}

@@ -19,10 +19,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use fsm::{
     Command, Evaluation, EvaluationStatus, Instance, InstanceId, InstancePool, InstanceState,
-    JobKind, JobSpec, Reply, Text,
+    JobKind, JobSpec, Reply, State, Text,
     node::{CapacityGain, GainKey, NodeDescription, RegisterNode},
     plan::ApplyPlans,
     pool::{ObserveInstances, RequestInstances, ShutdownCause},
+    resources::Resources,
     testing::{Driver, Interruption, description, job, job_key, node_id},
 };
 use scheduler::{Pass, schedule};
@@ -160,7 +161,7 @@ impl World {
             .filter(|row| match row.status {
                 EvaluationStatus::Pending => true,
                 EvaluationStatus::Blocked => {
-                    state.capacity_gains().iter().any(|gain| wakes(gain, row))
+                    state.capacity_gains().iter().any(|gain| wakes(state, gain, row))
                 }
                 EvaluationStatus::Complete
                 | EvaluationStatus::Failed
@@ -243,6 +244,10 @@ impl World {
     /// The same, with more attributes than other nodes.
     fn boot_with(&mut self, id: InstanceId, more: &[(&str, &str)]) {
         self.register_agent(id, more);
+        self.ready(id);
+    }
+
+    fn ready(&mut self, id: InstanceId) {
         let name = name(id);
         self.driver.readiness(&name, fsm::node::Readiness::Ok);
         let now = self.at();
@@ -251,10 +256,16 @@ impl World {
     }
 
     fn register_agent(&mut self, id: InstanceId, more: &[(&str, &str)]) {
+        let total = self.row(id).kind.resources();
+        self.register_agent_of(id, total, more);
+    }
+
+    /// The same, of a node that has these resources.
+    fn register_agent_of(&mut self, id: InstanceId, total: Resources, more: &[(&str, &str)]) {
         let row = self.row(id);
         let name = name(id);
         let resources = fsm::node::NodeResources {
-            total: row.kind.resources(),
+            total,
             allocations_max: row.kind.max_allocations,
             ..description(&name).resources
         };
@@ -363,13 +374,20 @@ impl World {
     }
 }
 
-/// The rule of the leader's blocked evaluations.
-fn wakes(gain: &CapacityGain, row: &Evaluation) -> bool {
-    let is_useful = match gain.key {
-        GainKey::Class(class) => row.escaped || row.class_eligibility.get(&class) != Some(&false),
-        GainKey::Node(_) => false,
+/// The rule of the leader's blocked evaluations: what does not fit on a node sleeps through its
+/// gains.
+fn wakes(state: &State, gain: &CapacityGain, row: &Evaluation) -> bool {
+    let GainKey::Node(id) = gain.key else { return false };
+    let Some(node) = state.nodes().get(&id) else { return false };
+    let job = state.jobs().get(&row.job);
+    let Some(spec) = job.and_then(|job| state.current_spec(job)) else { return true };
+    let free = node.description.resources.available().minus(state.usage(id).resources);
+    let fits = |name: &Text| {
+        spec.group(name).is_none_or(|group| Resources::of_group(group).exceeds(free).is_none())
     };
-    is_useful && gain.index > row.snapshot_index
+    let may_use = row.escaped || row.class_eligibility.get(&node.class) != Some(&false);
+    let fits = row.failed_groups.is_empty() || row.failed_groups.keys().any(fits);
+    may_use && fits && gain.index > row.snapshot_index
 }
 
 fn fleet() -> Fleet {

@@ -1,35 +1,53 @@
 //! Blocked evaluations: which of them is worth trying again when a node gains room.
 //!
-//! It owns the wake-up rule and the memory of recent capacity gains. It never writes state: a woken
+//! It owns the wake-up rule and the memory of capacity gains. It never writes state: a woken
 //! evaluation keeps its status `blocked` until its outcome is applied, so that a leader that dies
 //! in between leaves nothing behind; the next one sees the gain in the state and wakes it again.
 //!
-//! An evaluation that met a class of nodes and found it unfit sleeps through gains of that class.
-//! One that did not meet the class, or whose constraints look at single nodes (`escaped`), wakes,
-//! unless the class is of another node pool than its job: with many pools, each full, what ends in
-//! one of them would have the jobs of all others tried again.
+//! A gain is of one node. The node's free room is offered to the evaluations that have not seen the
+//! gain, in the order in which the broker would serve them ([`room`], [`offers`]): one whose
+//! smallest instance does not fit sleeps on, and one that is woken takes of what is left for the
+//! next. When it comes back, what it left is offered again. With many jobs that wait, each end would
+//! have all of them tried otherwise.
+//!
+//! An evaluation that met the node's class and found it unfit sleeps through the gain, and so does
+//! one of another node pool. One that did not meet the class, or whose constraints look at single
+//! nodes (`escaped`), wakes if it fits.
 //! Blocked records of per-node jobs are one per (job, node) and wake with their node. A gain at or
 //! below an evaluation's snapshot was seen by it and wakes nothing.
 //!
-//! A caller is never kept waiting: [`BlockedEvals::unblock_class`] queues a scan, and
+//! A caller is never kept waiting: [`BlockedEvals::gained`] queues a look, and
 //! [`BlockedEvals::poll`] does a slice of the queued work. On an effect about an evaluation the
-//! caller asks the broker first ([`crate::EvalBroker::applied`]) and calls [`BlockedEvals::block`]
-//! only with a row that the broker does not hold ([`crate::EvalBroker::contains`]).
+//! caller asks the broker first ([`crate::EvalBroker::applied`]), tells of one that the broker does
+//! not hold any more ([`BlockedEvals::returned`]) and calls [`BlockedEvals::block`] only with a row
+//! that the broker does not hold ([`crate::EvalBroker::contains`]).
 //!
 //! Invariant: at most one evaluation is tracked per job, or per (job, node) for records of per-node
 //! jobs; the rest are duplicates.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound::{Excluded, Unbounded},
+};
 
 use fsm::{
-    ClassId, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, NodeId, State, Text,
+    ClassId, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, Node, NodeId, State, Text,
     Trigger, node::GainKey,
 };
 
 use crate::limits;
 
+mod offers;
+mod room;
 #[cfg(test)]
 mod tests;
+
+use offers::{Offers, Place};
+use room::{OpenNode, Room, Shape};
+
+/// Shapes of sleeping evaluations that cost as much as one evaluation that is looked at.
+const SHAPES_PER_EVALUATION: usize = 16;
 
 /// An evaluation to give to the broker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,7 +69,7 @@ pub struct BlockedStats {
     pub per_node: usize,
     /// Of these, woken and not yet given out.
     pub woken: usize,
-    /// Classes and nodes whose gain is not worked off yet.
+    /// Nodes that are still to be looked at.
     pub scans: usize,
     /// Superseded evaluations that are not canceled yet.
     pub duplicates: usize,
@@ -66,6 +84,10 @@ struct Tracked {
     node: Option<NodeId>,
     escaped: bool,
     classes: BTreeMap<ClassId, bool>,
+    place: Place,
+    shape: Shape,
+    /// Instances that lack, as far as it is known.
+    count: u32,
     create_index: Index,
     snapshot_index: Index,
     retry_at: Option<u64>,
@@ -73,14 +95,19 @@ struct Tracked {
 }
 
 impl Tracked {
-    fn new(now: u64, evaluation: &Evaluation, pool: Option<Text>) -> Self {
+    fn new(now: u64, state: &State, evaluation: &Evaluation) -> Self {
+        let Evaluation { priority, create_index, order, id, .. } = *evaluation;
+        let (shape, count) = Shape::of(state, evaluation);
         Self {
             job: evaluation.job.clone(),
-            pool,
+            pool: pool_of(state, &evaluation.job),
             node: evaluation.node.filter(|_| evaluation.kind.is_per_node()),
             escaped: evaluation.escaped,
             classes: evaluation.class_eligibility.clone(),
-            create_index: evaluation.create_index,
+            place: (Reverse(priority), create_index, order, id),
+            shape,
+            count,
+            create_index,
             snapshot_index: evaluation.snapshot_index,
             retry_at: (evaluation.trigger == Trigger::MaxPlans)
                 .then_some(now + limits::UNBLOCK_FAILED_MS),
@@ -93,12 +120,11 @@ impl Tracked {
         (self.create_index.max(self.snapshot_index), self.create_index, id)
     }
 
-    /// `pool`: that of the class, if it is known.
-    fn may_use(&self, class: ClassId, pool: Option<&Text>) -> bool {
-        let is_of_pool = self.pool.as_ref().zip(pool).is_none_or(|(own, other)| own == other);
+    fn may_use(&self, node: &Node) -> bool {
+        let is_of_pool = self.pool.as_ref().is_none_or(|pool| *pool == node.description.pool);
         self.node.is_none()
             && is_of_pool
-            && (self.escaped || self.classes.get(&class) != Some(&false))
+            && (self.escaped || self.classes.get(&node.class) != Some(&false))
     }
 }
 
@@ -109,40 +135,19 @@ struct JobRecords {
     by_node: BTreeMap<NodeId, EvaluationId>,
 }
 
-/// A class gain being worked off.
-#[derive(Debug)]
-struct Scan {
-    index: Index,
-    /// Last evaluation looked at.
-    cursor: Option<EvaluationId>,
-    /// A later gain of the class that came meanwhile.
-    again: Option<Index>,
-}
-
-#[derive(Debug)]
-struct Gain {
-    index: Index,
-    noted_at: u64,
-}
-
-/// A gain of a class, and the node pool that is part of what a class is; none: it is not known.
-#[derive(Debug)]
-struct ClassGain {
-    gain: Gain,
-    pool: Option<Text>,
+/// Where a look at a node's room came to.
+struct Looked {
+    /// Who is woken, and what each takes.
+    woken: Vec<(EvaluationId, Room)>,
+    /// The last one looked at, if others are left.
+    cut: Option<Place>,
 }
 
 /// The one node pool whose nodes a job may use; none: it may use all, or is not there.
-pub fn pool_of(state: &State, job: &JobKey) -> Option<Text> {
+fn pool_of(state: &State, job: &JobKey) -> Option<Text> {
     let pool = &state.current_spec(state.jobs().get(job)?)?.node_pool;
     (&**pool != "all").then(|| pool.clone())
 }
-
-/// Gains are remembered this long, ms: much longer than any evaluation is processed (Nomad's
-/// `pruneThreshold`).
-const GAIN_MS: u64 = 15 * 60_000;
-/// Old gains are looked for this often, ms (Nomad's `pruneInterval`).
-const PRUNE_MS: u64 = 5 * 60_000;
 
 /// The tracker of blocked evaluations. Starts disabled.
 #[derive(Default, Debug)]
@@ -150,18 +155,15 @@ pub struct BlockedEvals {
     enabled: bool,
     tracked: BTreeMap<EvaluationId, Tracked>,
     jobs: BTreeMap<JobKey, JobRecords>,
-    by_class: BTreeSet<EvaluationId>,
+    /// Those that are tracked by class and not woken, by the pool of their job.
+    asleep: BTreeMap<Option<Text>, BTreeMap<Shape, BTreeSet<Place>>>,
     by_node: BTreeMap<NodeId, BTreeSet<EvaluationId>>,
     escaped: usize,
+    per_node: usize,
     retries: BTreeSet<(u64, EvaluationId)>,
     woken: BTreeSet<EvaluationId>,
     duplicates: BTreeSet<EvaluationId>,
-    class_gains: BTreeMap<ClassId, ClassGain>,
-    class_gains_by_index: BTreeSet<(Index, ClassId)>,
-    node_gains: BTreeMap<NodeId, Gain>,
-    pruned_at: u64,
-    scans: BTreeMap<ClassId, Scan>,
-    scan_order: VecDeque<ClassId>,
+    offers: Offers,
     node_scans: BTreeMap<NodeId, Index>,
 }
 
@@ -182,24 +184,26 @@ impl BlockedEvals {
     }
 
     /// Takes over from the state what a new leader has to watch: the gains, then the blocked
-    /// evaluations, of which those that missed a gain wake. Those that are `held` were woken before
-    /// and come back with their outcome.
+    /// evaluations, and looks at all the room that somebody may have missed. Those that are `held`
+    /// were woken before and come back with their outcome.
     pub fn restore(&mut self, now: u64, state: &State, held: impl Fn(EvaluationId) -> bool) {
         if !self.enabled {
             return;
         }
-        let pools = state.nodes().iter().map(|node| (node.class, &node.description.pool));
-        let pools: BTreeMap<ClassId, &Text> = pools.collect();
         for gain in state.capacity_gains().iter() {
-            match gain.key {
-                GainKey::Class(class) => {
-                    self.note_class_gain(now, class, pools.get(&class).copied(), gain.index);
-                }
-                GainKey::Node(node) => self.note_node_gain(now, node, gain.index),
+            if let GainKey::Node(node) = gain.key {
+                self.offers.gained(node, gain.index);
             }
         }
         for evaluation in state.evaluations().iter().filter(|evaluation| !held(evaluation.id)) {
-            self.block(now, evaluation, pool_of(state, &evaluation.job));
+            self.insert(now, state, evaluation);
+        }
+        let by_class = self.tracked.values().filter(|tracked| tracked.node.is_none());
+        if let Some(oldest) = by_class.map(|tracked| tracked.snapshot_index).min() {
+            let missed: Vec<_> = self.offers.gained_after(oldest).collect();
+            for node in missed {
+                self.offers.look_at(node);
+            }
         }
         let gone = self.by_node.keys().filter(|node| !state.nodes().contains(node));
         let gone: Vec<_> = gone.copied().collect();
@@ -208,68 +212,90 @@ impl BlockedEvals {
         }
     }
 
-    /// Tracks a blocked evaluation of a job that is of one node `pool` ([`pool_of`]), anew if it was
-    /// tracked before. It wakes at once if it missed a gain since its snapshot.
-    pub fn block(&mut self, now: u64, evaluation: &Evaluation, pool: Option<Text>) {
-        if !self.enabled || evaluation.status != EvaluationStatus::Blocked {
-            return;
+    /// Tracks a blocked evaluation, anew if it was tracked before. It wakes if it missed a gain since
+    /// its snapshot.
+    pub fn block(&mut self, now: u64, state: &State, evaluation: &Evaluation) {
+        if self.enabled && self.insert(now, state, evaluation) {
+            self.look_for(state, evaluation.id);
+        }
+    }
+
+    /// `false`: it is not tracked, or nothing changed.
+    fn insert(&mut self, now: u64, state: &State, evaluation: &Evaluation) -> bool {
+        if evaluation.status != EvaluationStatus::Blocked {
+            return false;
         }
         let id = evaluation.id;
         let known = self.tracked.get(&id);
         if known.is_some_and(|known| known.snapshot_index == evaluation.snapshot_index) {
-            return;
+            return false;
         }
-        self.untrack_one(id);
-        let tracked = Tracked::new(now, evaluation, pool);
+        self.forget(id);
+        let tracked = Tracked::new(now, state, evaluation);
         if let Some(rival) = self.rival(&tracked) {
             let rival_age = self.tracked.get(&rival).map(|known| known.age(rival));
             if rival_age > Some(tracked.age(id)) {
                 self.duplicates.insert(id);
-                return;
+                return false;
             }
-            self.untrack_one(rival);
+            self.forget(rival);
             self.duplicates.insert(rival);
         }
         self.duplicates.remove(&id);
-        let missed = self.missed(&tracked);
+        let missed = tracked.node.and_then(|node| self.offers.gain(node));
+        let missed = missed.filter(|index| *index > tracked.snapshot_index);
         self.track(id, tracked);
         if let Some(index) = missed {
             self.wake(id, index);
         }
+        true
     }
 
-    /// A class of nodes gained room at an index; `pool` is the node pool of the class, if it is known.
-    pub fn unblock_class(&mut self, now: u64, class: ClassId, pool: Option<&Text>, index: Index) {
-        if !self.enabled {
-            return;
-        }
-        self.note_class_gain(now, class, pool, index);
-        match self.scans.get_mut(&class) {
-            Some(scan) if scan.cursor.is_none() => scan.index = scan.index.max(index),
-            Some(scan) => scan.again = scan.again.max(Some(index)),
-            None => {
-                self.scans.insert(class, Scan { index, cursor: None, again: None });
-                self.scan_order.push_back(class);
-            }
+    /// Has the room looked at that an evaluation may use and has not seen.
+    fn look_for(&mut self, state: &State, id: EvaluationId) {
+        let Some(tracked) = self.tracked.get(&id) else { return };
+        let missed = self.offers.gained_after(tracked.snapshot_index);
+        let may_use =
+            |node: &NodeId| state.nodes().get(node).is_some_and(|row| tracked.may_use(row));
+        let missed: Vec<_> = missed.filter(may_use).collect();
+        for node in missed {
+            self.offers.look_at(node);
         }
     }
 
-    /// A node gained room at an index: for the records of per-node jobs on it.
-    pub fn unblock_node(&mut self, now: u64, node: NodeId, index: Index) {
+    /// A node gained room at an index.
+    pub fn gained(&mut self, node: NodeId, index: Index) {
         if !self.enabled {
             return;
         }
-        self.note_node_gain(now, node, index);
+        self.offers.gained(node, index);
+        if !self.asleep.is_empty() {
+            self.offers.look_at(node);
+        }
         if self.by_node.contains_key(&node) {
             let scan = self.node_scans.entry(node).or_insert(index);
             *scan = (*scan).max(index);
         }
     }
 
+    /// An evaluation is not held by the broker any more, if it was: whatever became of it, the room
+    /// that it was woken for is looked at again.
+    pub fn returned(&mut self, state: &State, id: EvaluationId) {
+        let is_given_out = !self.tracked.contains_key(&id);
+        let Some(node) = self.offers.node_of(id).filter(|_| is_given_out) else { return };
+        let row = state.evaluations().get(&id);
+        let is_refused =
+            row.filter(|row| row.status == EvaluationStatus::Blocked).is_some_and(|row| {
+                let since = self.offers.gain(node).unwrap_or(0);
+                OpenNode::find(state, node).is_some_and(|open| !open.has_new(&row.job, since))
+            });
+        self.offers.give_back(id, is_refused);
+    }
+
     /// A node is gone at an index: the records on it wake, so that their evaluations end instead of
     /// waiting for ever.
     pub fn node_gone(&mut self, node: NodeId, index: Index) {
-        self.node_gains.remove(&node);
+        self.offers.node_gone(node);
         if self.by_node.contains_key(&node) {
             self.node_scans.insert(node, index);
         }
@@ -283,19 +309,38 @@ impl BlockedEvals {
         }
     }
 
-    /// A job has changed, and is of this pool ([`pool_of`]): what waits wakes when it missed a gain
-    /// there.
-    pub fn job_changed(&mut self, job: &JobKey, pool: Option<&Text>) {
-        let Some(records) = self.jobs.get(job) else { return };
-        let Some(id) = records.by_class else { return };
+    /// A job has changed: what waits may need something else, and may have missed it.
+    pub fn job_changed(&mut self, state: &State, job: &JobKey) {
+        let known = self.jobs.get(job).and_then(|records| records.by_class);
+        if let Some(id) = known {
+            self.renew(state, id);
+        }
+    }
+
+    /// Who may evict others may have changed.
+    pub fn configuration_changed(&mut self, state: &State) {
+        let ids: Vec<_> = self.jobs.values().filter_map(|records| records.by_class).collect();
+        for id in ids {
+            self.renew(state, id);
+        }
+    }
+
+    fn renew(&mut self, state: &State, id: EvaluationId) {
+        let Some(row) = state.evaluations().get(&id) else { return };
         let Some(tracked) = self.tracked.get_mut(&id) else { return };
-        if tracked.pool.as_ref() == pool {
+        let ((shape, count), pool) = (Shape::of(state, row), pool_of(state, &tracked.job));
+        if (tracked.shape, tracked.count) == (shape, count) && tracked.pool == pool {
             return;
         }
-        tracked.pool = pool.cloned();
-        let missed = self.tracked.get(&id).and_then(|tracked| self.missed(tracked));
-        if let Some(index) = missed {
-            self.wake(id, index);
+        let is_asleep = tracked.woken.is_none();
+        if is_asleep {
+            self.rouse(id);
+        }
+        let Some(tracked) = self.tracked.get_mut(&id) else { return };
+        (tracked.shape, tracked.count, tracked.pool) = (shape, count, pool);
+        if is_asleep {
+            self.lay_down(id);
+            self.look_for(state, id);
         }
     }
 
@@ -305,13 +350,13 @@ impl BlockedEvals {
         let ids: Vec<_> =
             records.by_class.iter().chain(records.by_node.values()).copied().collect();
         for id in ids {
-            self.untrack_one(id);
+            self.forget(id);
         }
     }
 
     /// Forgets an evaluation that is terminal or gone.
     pub fn removed(&mut self, id: EvaluationId) {
-        self.untrack_one(id);
+        self.forget(id);
         self.duplicates.remove(&id);
     }
 
@@ -324,7 +369,7 @@ impl BlockedEvals {
 
     /// Does a slice of the queued work and gives out at most as many woken evaluations; they are
     /// not tracked any more. More is left if [`Self::next_deadline`] is not in the future.
-    pub fn poll(&mut self, now: u64) -> Vec<Wake> {
+    pub fn poll(&mut self, now: u64, state: &State) -> Vec<Wake> {
         while let Some((at, id)) = self.retries.first().copied()
             && at <= now
         {
@@ -333,8 +378,7 @@ impl BlockedEvals {
         }
         let mut budget = limits::BLOCKED_SLICE_MAX;
         while budget > 0 && self.scan_node(&mut budget) {}
-        while budget > 0 && self.scan_class(&mut budget) {}
-        self.prune(now);
+        while budget > 0 && self.look(state, &mut budget) {}
         let mut wakes = Vec::new();
         while wakes.len() < limits::BLOCKED_SLICE_MAX
             && let Some(evaluation) = self.woken.first().copied()
@@ -348,7 +392,7 @@ impl BlockedEvals {
 
     /// When to poll next; 0 when there is work to do now.
     pub fn next_deadline(&self) -> Option<u64> {
-        if self.woken.is_empty() && self.scans.is_empty() && self.node_scans.is_empty() {
+        if self.woken.is_empty() && self.offers.due() == 0 && self.node_scans.is_empty() {
             return Some(self.retries.first()?.0);
         }
         Some(0)
@@ -364,44 +408,102 @@ impl BlockedEvals {
         BlockedStats {
             blocked: self.tracked.len(),
             escaped: self.escaped,
-            per_node: self.tracked.len() - self.by_class.len(),
+            per_node: self.per_node,
             woken: self.woken.len(),
-            scans: self.scans.len() + self.node_scans.len(),
+            scans: self.offers.due() + self.node_scans.len(),
             duplicates: self.duplicates.len(),
         }
     }
 
-    /// Looks at the next evaluations for one class.
-    fn scan_class(&mut self, budget: &mut usize) -> bool {
-        use std::ops::Bound::{Excluded, Unbounded};
-
-        let Some(class) = self.scan_order.front().copied() else { return false };
-        let scan = self.scans.get_mut(&class).expect("the order refers to scans");
-        let from = scan.cursor.map_or(Unbounded, Excluded);
-        let slice: Vec<_> = self.by_class.range((from, Unbounded)).take(*budget).copied().collect();
-        let index = scan.index;
-        let finished = slice.len() < *budget;
-        *budget -= slice.len();
-        if let Some(last) = slice.last() {
-            scan.cursor = Some(*last);
+    /// Looks at the next evaluations for the room of one node.
+    fn look(&mut self, state: &State, budget: &mut usize) -> bool {
+        let Some((node, cursor)) = self.offers.next() else { return false };
+        let gain = self.offers.gain(node);
+        let open = gain.and_then(|gain| Some((gain, OpenNode::find(state, node)?)));
+        let Some((gain, open)) = open else {
+            // Its room comes with its next gain.
+            self.offers.looked(None);
+            return true;
+        };
+        let Looked { woken, cut } = self.offer(gain, open, cursor, budget);
+        for (id, room) in woken {
+            self.wake(id, gain);
+            self.offers.give(id, node, room);
         }
-        if finished {
-            self.scan_order.pop_front();
-            let scan = self.scans.remove(&class).expect("it was just there");
-            if let Some(index) = scan.again {
-                self.scans.insert(class, Scan { index, cursor: None, again: None });
-                self.scan_order.push_back(class);
-            }
-        }
-        let pool = self.class_gains.get(&class).and_then(|gain| gain.pool.clone());
-        for id in slice {
-            let tracked = self.tracked.get(&id);
-            let may_use = |one: &Tracked| one.may_use(class, pool.as_ref());
-            if tracked.is_some_and(|one| one.snapshot_index < index && may_use(one)) {
-                self.wake(id, index);
-            }
-        }
+        self.offers.looked(cut);
         true
+    }
+
+    /// Offers a node's room to those behind `cursor`, in their order.
+    fn offer(
+        &self,
+        gain: Index,
+        mut open: OpenNode<'_>,
+        cursor: Option<Place>,
+        budget: &mut usize,
+    ) -> Looked {
+        let node = open.node;
+        let mut left = self.offers.left(node.id, open.free);
+        let after = |places: &BTreeSet<Place>, last: Option<Place>| {
+            places.range((last.map_or(Unbounded, Excluded), Unbounded)).next().copied()
+        };
+        let mut lines = Vec::new();
+        let mut heads: BTreeSet<(Place, Option<usize>)> = BTreeSet::new();
+        for pool in [None, Some(node.description.pool.clone())] {
+            for (shape, places) in self.asleep.get(&pool).into_iter().flatten() {
+                let beside = open.evictable(shape);
+                let first = after(places, cursor);
+                if let Some(first) =
+                    first.filter(|_| shape.fits(left.least(open.free).plus(beside)))
+                {
+                    heads.insert((first, Some(lines.len())));
+                }
+                lines.push((shape, places, beside));
+            }
+        }
+        // Whose own instances are here may need less room.
+        for job in open.jobs() {
+            let own = self.jobs.get(job).and_then(|records| records.by_class);
+            let own = own.and_then(|id| self.tracked.get(&id)).filter(|own| own.woken.is_none());
+            let places = own.map(|own| own.place).filter(|place| Some(*place) > cursor);
+            heads.extend(places.map(|place| (place, None)));
+        }
+        let mut looked = Looked { woken: Vec::new(), cut: None };
+        let mut most = *budget;
+        *budget = budget.saturating_sub(1 + lines.len() / SHAPES_PER_EVALUATION);
+        while most > 0
+            && let Some((place, line)) = heads.pop_first()
+        {
+            (most, *budget) = (most - 1, budget.saturating_sub(1));
+            looked.cut = Some(place);
+            let id = place.3;
+            let tracked = &self.tracked[&id];
+            let beside = match line {
+                Some(line) => lines[line].2,
+                None => open.held_by(&tracked.job).plus(open.evictable(&tracked.shape)),
+            };
+            let room = left.least(open.free).plus(beside);
+            if !tracked.shape.fits(room) {
+                continue;
+            }
+            if let Some(line) = line {
+                heads.extend(after(lines[line].1, Some(place)).map(|next| (next, Some(line))));
+            }
+            let is_new = looked.woken.last().is_none_or(|(last, _)| *last != id);
+            if is_new && tracked.snapshot_index < gain && tracked.may_use(node) {
+                let share = tracked.shape.share(left.plus(beside), tracked.count);
+                let taken = share.least(left);
+                left = left.minus(taken);
+                if let Some(line) = line {
+                    lines[line].2 = beside.minus(share.minus(taken));
+                }
+                looked.woken.push((id, taken));
+            }
+        }
+        if heads.is_empty() {
+            looked.cut = None;
+        }
+        looked
     }
 
     /// Wakes the records on one node.
@@ -418,10 +520,31 @@ impl BlockedEvals {
     }
 
     fn wake(&mut self, id: EvaluationId, index: Index) {
+        self.rouse(id);
         if let Some(tracked) = self.tracked.get_mut(&id) {
             tracked.woken = tracked.woken.max(Some(index));
             self.woken.insert(id);
         }
+    }
+
+    /// Takes it out of those that are asleep, if it is tracked by class.
+    fn rouse(&mut self, id: EvaluationId) {
+        let Some(tracked) = self.tracked.get(&id) else { return };
+        let Some(of_pool) = self.asleep.get_mut(&tracked.pool) else { return };
+        let Some(places) = of_pool.get_mut(&tracked.shape) else { return };
+        places.remove(&tracked.place);
+        if places.is_empty() {
+            of_pool.remove(&tracked.shape);
+        }
+        if of_pool.is_empty() {
+            self.asleep.remove(&tracked.pool);
+        }
+    }
+
+    fn lay_down(&mut self, id: EvaluationId) {
+        let Some(tracked) = self.tracked.get(&id) else { return };
+        let of_pool = self.asleep.entry(tracked.pool.clone()).or_default();
+        of_pool.entry(tracked.shape).or_default().insert(tracked.place);
     }
 
     /// The evaluation tracked in the place that this one would take.
@@ -435,19 +558,30 @@ impl BlockedEvals {
 
     fn track(&mut self, id: EvaluationId, tracked: Tracked) {
         let records = self.jobs.entry(tracked.job.clone()).or_default();
+        let is_by_class = tracked.node.is_none();
         if let Some(node) = tracked.node {
             records.by_node.insert(node, id);
             self.by_node.entry(node).or_default().insert(id);
         } else {
             records.by_class = Some(id);
-            self.by_class.insert(id);
         }
+        self.per_node += usize::from(!is_by_class);
         self.escaped += usize::from(tracked.escaped);
         self.retries.extend(tracked.retry_at.map(|at| (at, id)));
         self.tracked.insert(id, tracked);
+        if is_by_class {
+            self.lay_down(id);
+        }
+    }
+
+    /// Drops it; room that it was woken for is passed on.
+    fn forget(&mut self, id: EvaluationId) {
+        self.untrack_one(id);
+        self.offers.give_back(id, false);
     }
 
     fn untrack_one(&mut self, id: EvaluationId) {
+        self.rouse(id);
         let Some(tracked) = self.tracked.remove(&id) else { return };
         let records = self.jobs.get_mut(&tracked.job).expect("each tracked one has records");
         if let Some(node) = tracked.node {
@@ -459,61 +593,15 @@ impl BlockedEvals {
             }
         } else {
             records.by_class = None;
-            self.by_class.remove(&id);
         }
         if records.by_class.is_none() && records.by_node.is_empty() {
             self.jobs.remove(&tracked.job);
         }
+        self.per_node -= usize::from(tracked.node.is_some());
         self.escaped -= usize::from(tracked.escaped);
         if let Some(at) = tracked.retry_at {
             self.retries.remove(&(at, id));
         }
         self.woken.remove(&id);
-    }
-
-    /// The newest gain after the snapshot that the evaluation could use.
-    fn missed(&self, tracked: &Tracked) -> Option<Index> {
-        let since = tracked.snapshot_index + 1;
-        if let Some(node) = tracked.node {
-            return Some(self.node_gains.get(&node)?.index).filter(|index| *index >= since);
-        }
-        let gains = self.class_gains_by_index.range((since, ClassId::default())..);
-        let may_use = |class: ClassId| {
-            let known = self.class_gains.get(&class);
-            tracked.may_use(class, known.and_then(|gain| gain.pool.as_ref()))
-        };
-        gains.rev().find(|(_, class)| may_use(*class)).map(|(index, _)| *index)
-    }
-
-    fn note_class_gain(&mut self, now: u64, class: ClassId, pool: Option<&Text>, index: Index) {
-        let known = self.class_gains.get(&class).map(|known| known.gain.index);
-        if known >= Some(index) {
-            return;
-        }
-        if let Some(known) = known {
-            self.class_gains_by_index.remove(&(known, class));
-        }
-        let gain = Gain { index, noted_at: now };
-        self.class_gains.insert(class, ClassGain { gain, pool: pool.cloned() });
-        self.class_gains_by_index.insert((index, class));
-    }
-
-    fn note_node_gain(&mut self, now: u64, node: NodeId, index: Index) {
-        let gain = self.node_gains.entry(node).or_insert(Gain { index, noted_at: now });
-        if gain.index < index {
-            *gain = Gain { index, noted_at: now };
-        }
-    }
-
-    fn prune(&mut self, now: u64) {
-        if now.saturating_sub(self.pruned_at) < PRUNE_MS {
-            return;
-        }
-        self.pruned_at = now;
-        let old = now.saturating_sub(GAIN_MS);
-        self.node_gains.retain(|_, gain| gain.noted_at >= old);
-        self.class_gains.retain(|_, known| known.gain.noted_at >= old);
-        let kept = &self.class_gains;
-        self.class_gains_by_index.retain(|(_, class)| kept.contains_key(class));
     }
 }

@@ -10,14 +10,14 @@
 use std::sync::Arc;
 
 use fsm::{
-    ClassId, Command, Effect, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind,
-    NodeId, State,
+    Command, Effect, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind, NodeId,
+    State,
     plant::{Plant, is_planted},
 };
 
 use crate::{
     BlockedEvals, EvalBroker,
-    blocked::{BlockedStats, pool_of},
+    blocked::BlockedStats,
     broker::{Acked, BrokerConfig, BrokerError, NackReason, Stats, Token},
     limits,
     machine::{Ids, Machine, Report, Stepped},
@@ -63,10 +63,13 @@ impl Dispatch {
             return;
         };
         self.broker.applied(now, row);
+        if !self.broker.contains(id) {
+            self.blocked.returned(state, id);
+        }
         match row.status {
             // A woken one is in the broker until its outcome is applied.
             EvaluationStatus::Blocked if !self.broker.contains(id) => {
-                self.blocked.block(now, row, pool_of(state, &row.job));
+                self.blocked.block(now, state, row);
                 // The node was there when the plan was made; no later effect will tell of it.
                 if let Some(node) = row.node.filter(|node| !state.nodes().contains(node)) {
                     self.blocked.node_gone(node, row.modify_index);
@@ -80,29 +83,17 @@ impl Dispatch {
     }
 
     /// A node gained room or became schedulable.
-    fn capacity_gained(
-        &mut self,
-        now: u64,
-        state: &State,
-        class: ClassId,
-        node: NodeId,
-        index: Index,
-    ) {
-        if is_planted(Plant::NothingWakes) {
-            return;
+    fn capacity_gained(&mut self, node: NodeId, index: Index) {
+        if !is_planted(Plant::NothingWakes) {
+            self.blocked.gained(node, index);
         }
-        // It may be of another class by now, and of another pool then.
-        let row = state.nodes().get(&node).filter(|row| row.class == class);
-        let pool = row.map(|row| &row.description.pool);
-        self.blocked.unblock_class(now, class, pool, index);
-        self.blocked.unblock_node(now, node, index);
     }
 
     /// A job row changed or went.
     fn job_changed(&mut self, state: &State, job: &JobKey, index: Index) {
         let last = state.jobs().get(job).map_or(index, |row| row.last_plan_index);
         self.broker.note_job_index(job, last);
-        self.blocked.job_changed(job, pool_of(state, job).as_ref());
+        self.blocked.job_changed(state, job);
     }
 
     /// A server does not answer: the evaluations that it leased are delivered again, and that does
@@ -121,6 +112,7 @@ impl Dispatch {
             // Terminal or gone, and the effect that said so was missed: nothing to cancel.
             if !open {
                 self.broker.remove(now, *id);
+                self.blocked.returned(state, *id);
             }
             open
         });
@@ -153,6 +145,7 @@ impl Dispatch {
         for delivery in deliveries {
             let Some(evaluation) = state.evaluations().get(&delivery.evaluation) else {
                 self.broker.remove(now, delivery.evaluation);
+                self.blocked.returned(state, delivery.evaluation);
                 continue;
             };
             let last_plan = state.jobs().get(&evaluation.job).map_or(0, |job| job.last_plan_index);
@@ -243,13 +236,12 @@ impl Machine for Dispatch {
     fn take(&mut self, now: u64, state: &State, index: Index, effect: &Effect) {
         match effect {
             Effect::Evaluation(id) => self.evaluation_changed(now, state, *id),
-            Effect::Capacity { class, node } => {
-                self.capacity_gained(now, state, *class, *node, index);
-            }
+            Effect::Capacity { node, .. } => self.capacity_gained(*node, index),
             Effect::Node(id) if !state.nodes().contains(id) => self.blocked.node_gone(*id, index),
             Effect::Job(key) => self.job_changed(state, key, index),
             Effect::SchedulerConfiguration => {
                 self.broker.set_paused(state.scheduler_configuration().pause_eval_broker);
+                self.blocked.configuration_changed(state);
             }
             Effect::Node(_)
             | Effect::NodeChange { .. }
@@ -268,10 +260,13 @@ impl Machine for Dispatch {
 
     /// Woken evaluations go to the broker, leases run out, the reapers look.
     fn step(&mut self, now: u64, state: &State, ids: &mut Ids<'_>, stepped: &mut Stepped) {
-        for wake in self.blocked.poll(now) {
+        for wake in self.blocked.poll(now, state) {
             if let Some(row) = state.evaluations().get(&wake.evaluation) {
                 self.broker.enqueue(now, row);
                 self.broker.note_job_index(&row.job, wake.index);
+            }
+            if !self.broker.contains(wake.evaluation) {
+                self.blocked.returned(state, wake.evaluation);
             }
         }
         let expired = self.broker.poll(now).into_iter();
@@ -381,6 +376,13 @@ mod tests {
             Self { state, dispatch }
         }
 
+        /// A node that takes work.
+        fn there(&mut self) -> NodeId {
+            let row = node("there");
+            fsm::testing::put(&mut self.state, &row);
+            row.id
+        }
+
         fn put(&mut self, row: Evaluation) {
             let id = row.id;
             fsm::testing::put(&mut self.state, &row);
@@ -483,12 +485,12 @@ mod tests {
     #[test]
     fn an_evaluation_whose_blocked_outcome_was_missed_waits_for_room_again() {
         let mut world = World::new();
-        let (class, node) = (ClassId::default(), NodeId::default());
+        let node = world.there();
         let mut row = evaluation("a", "web", 1);
         (row.status, row.trigger) = (EvaluationStatus::Blocked, Trigger::QueuedAllocs);
         row.snapshot_index = 5;
         world.put(row.clone());
-        world.dispatch.capacity_gained(NOW, &world.state, class, node, 6);
+        world.dispatch.capacity_gained(node, 6);
         assert!(world.offered(NOW).is_empty());
         let leases = world.dispatch.dequeue(NOW, &world.state, &JobKind::ALL, 1, 1, || [1; 16]);
         assert_eq!(leases.expect("the broker is enabled").len(), 1, "it was woken");
@@ -497,7 +499,7 @@ mod tests {
         let id = row.id;
         row.snapshot_index = 7;
         fsm::testing::put(&mut world.state, &row);
-        let gain = CapacityGain { key: GainKey::Class(class), index: 8 };
+        let gain = CapacityGain { key: GainKey::Node(node), index: 8 };
         fsm::testing::put(&mut world.state, &gain);
         world.dispatch.restore(NOW, &world.state);
         assert!(world.offered(NOW).is_empty());
@@ -529,7 +531,8 @@ mod tests {
     fn what_was_woken_is_not_tracked_beside_when_effects_were_missed() {
         let mut world = World::new();
         world.put_blocked(&["a"]);
-        world.dispatch.capacity_gained(NOW, &world.state, ClassId::default(), NodeId::default(), 6);
+        let node = world.there();
+        world.dispatch.capacity_gained(node, 6);
         assert!(world.offered(NOW).is_empty());
         world.dispatch.restore(NOW, &world.state);
         let id = EvaluationId(named("a"));

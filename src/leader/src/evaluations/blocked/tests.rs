@@ -1,18 +1,20 @@
 //! Blocked evaluations against their golden script, and the slices.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::{
     golden::{self, Arguments},
-    testing::{evaluation, name_of, named, parse_evaluation},
+    testing::{self, evaluation, job_key, name_of, named, parse_evaluation},
 };
 
-/// Which gains wake an evaluation: by class, escaped, by node, missed ones, duplicates.
+/// Which gains wake an evaluation: by class, escaped, by node, missed ones, duplicates, by room.
 #[test]
 fn golden_blocked() {
-    let mut blocked = BlockedEvals::default();
+    let mut world = World::default();
     golden::run("blocked.txt", |line| {
-        let answer = step(&mut blocked, &Arguments::new(line));
-        check_invariants(&blocked);
+        let answer = world.step(&Arguments::new(line));
+        check_invariants(&world.blocked);
         answer
     });
 }
@@ -25,68 +27,181 @@ fn check_invariants(blocked: &BlockedEvals) {
         .sum();
     assert_eq!(records, blocked.tracked.len());
     let on_nodes: usize = blocked.by_node.values().map(BTreeSet::len).sum();
-    assert_eq!(on_nodes + blocked.by_class.len(), blocked.tracked.len());
+    assert_eq!(on_nodes, blocked.per_node);
+    let mut asleep = BTreeSet::new();
+    for (pool, shapes) in &blocked.asleep {
+        assert!(!shapes.is_empty());
+        for (shape, places) in shapes {
+            assert!(!places.is_empty());
+            for place in places {
+                let one = &blocked.tracked[&place.3];
+                assert_eq!((&one.pool, &one.shape, &one.place), (pool, shape, place));
+                asleep.insert(place.3);
+            }
+        }
+    }
+    let by_class = blocked.tracked.iter().filter(|(_, one)| one.node.is_none());
+    let sleeps = by_class.filter(|(_, one)| one.woken.is_none()).map(|(id, _)| *id);
+    assert!(sleeps.eq(asleep));
     assert_eq!(blocked.escaped, blocked.tracked.values().filter(|one| one.escaped).count());
-    assert_eq!(blocked.scan_order.len(), blocked.scans.len());
     assert!(blocked.woken.iter().all(|id| blocked.tracked.contains_key(id)));
     assert!(blocked.duplicates.iter().all(|id| !blocked.tracked.contains_key(id)));
-    assert_eq!(blocked.class_gains.len(), blocked.class_gains_by_index.len());
+    blocked.offers.check();
 }
 
-fn step(blocked: &mut BlockedEvals, line: &Arguments<'_>) -> String {
-    let now = line.number("now");
-    let index = line.number("index");
-    match line.word {
-        "reset" => {
-            *blocked = BlockedEvals::default();
-            blocked.enable();
-        }
-        "disable" => blocked.disable(),
-        "block" => {
-            let mut row = parse_evaluation(line);
-            row.status = EvaluationStatus::Blocked;
-            blocked.block(now, &row, line.find("pool").map(Into::into));
-        }
-        "unblock" => {
-            if let Some(class) = line.find("class") {
-                let pool = line.find("pool").map(Text::from);
-                blocked.unblock_class(now, ClassId(named(class)), pool.as_ref(), index);
-            }
-            if let Some(node) = line.find("node") {
-                blocked.unblock_node(now, NodeId(named(node)), index);
-            }
-        }
-        "job" => {
-            let pool = line.find("pool").map(Text::from);
-            blocked.job_changed(&evaluation("", line.text("id"), 0).job, pool.as_ref());
-        }
-        "unblock-failed" => blocked.unblock_failed(),
-        "node-gone" => blocked.node_gone(NodeId(named(line.text("node"))), index),
-        "untrack" => blocked.untrack(&evaluation("", line.text("job"), 0).job),
-        "removed" => blocked.removed(EvaluationId(named(line.text("id")))),
-        "poll" => {
-            let wakes = blocked.poll(now);
-            let names: Vec<_> = wakes
-                .iter()
-                .map(|wake| format!("{}@{}", name_of(wake.evaluation.0), wake.index))
-                .collect();
-            return format!("woken [{}], next {:?}", names.join(" "), blocked.next_deadline());
-        }
-        "stats" => {
-            let BlockedStats { blocked, escaped, per_node, woken, scans, duplicates } =
-                blocked.stats();
-            return format!(
-                "blocked={blocked} escaped={escaped} per_node={per_node} woken={woken} \
-                 scans={scans} duplicates={duplicates}"
-            );
-        }
-        "duplicates" => {
-            let ids: Vec<_> = blocked.duplicates(100).iter().map(|id| name_of(id.0)).collect();
-            return format!("[{}]", ids.join(" "));
-        }
-        other => panic!("unknown command `{other}`"),
+/// The tracker, and the state that it follows.
+#[derive(Default)]
+struct World {
+    state: State,
+    blocked: BlockedEvals,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut world = Self::default();
+        world.blocked.enable();
+        world
     }
-    String::new()
+
+    /// A job of a pool, whose instances take so much disk.
+    fn put_job(&mut self, name: &str, pool: &str, ask: u64) {
+        testing::job(&mut self.state, name, fsm::JobKind::Service, 1, 1);
+        let key = job_key(name);
+        let job = self.state.jobs().get(&key).expect("it was just put");
+        let mut version = (*self.state.versions_of(&key, job.create_index)[0]).clone();
+        let mut spec = (*version.spec).clone();
+        spec.node_pool = pool.into();
+        spec.groups[0].disk_mb = ask;
+        version.spec = Arc::new(spec);
+        fsm::testing::put(&mut self.state, &version);
+    }
+
+    fn put_node(&mut self, name: &str, change: impl FnOnce(&mut Node)) {
+        let known = self.state.nodes().get(&NodeId(named(name)));
+        let mut row = known.map_or_else(|| testing::node(name), |known| (**known).clone());
+        change(&mut row);
+        testing::put_node(&mut self.state, &row);
+    }
+
+    /// A node has so much disk.
+    fn put_room(&mut self, name: &str, room: u64, slots: u32) {
+        self.put_node(name, |row| {
+            let description = Arc::make_mut(&mut row.description);
+            description.resources.total.disk_mb = room;
+            description.resources.allocations_max = slots;
+        });
+    }
+
+    /// What the dispatcher does with an evaluation whose row changed and that the broker does not
+    /// hold any more.
+    fn put(&mut self, now: u64, row: &Evaluation) {
+        fsm::testing::put(&mut self.state, row);
+        self.blocked.returned(&self.state, row.id);
+        if row.status == EvaluationStatus::Blocked {
+            self.blocked.block(now, &self.state, row);
+        } else {
+            self.blocked.removed(row.id);
+        }
+    }
+
+    fn block(&mut self, line: &Arguments<'_>, now: u64) {
+        let mut row = parse_evaluation(line);
+        row.status = EvaluationStatus::Blocked;
+        let pool = line.find("pool");
+        if pool.is_some() || line.find("ask").is_some() {
+            self.put_job(&row.job.id.clone(), pool.unwrap_or("all"), line.number("ask"));
+        }
+        if line.find("ask").is_some() {
+            row.job_modify_index = 1;
+            let count = u32::try_from(line.number("count").max(1)).expect("small");
+            row.queued.insert("group".into(), count);
+        }
+        self.put(now, &row);
+    }
+
+    fn unblock(&mut self, line: &Arguments<'_>) {
+        let class = line.find("class");
+        let name = line.find("node").or(class).expect("a node or a class");
+        self.put_node(name, |row| {
+            row.class = class.map_or(row.class, |class| ClassId(named(class)));
+            if let Some(pool) = line.find("pool") {
+                Arc::make_mut(&mut row.description).pool = pool.into();
+            }
+        });
+        if line.find("room").is_some() {
+            let slots = u32::try_from(line.number("slots")).expect("small");
+            self.put_room(name, line.number("room"), slots);
+        }
+        let (node, index) = (NodeId(named(name)), line.number("index"));
+        let gain = fsm::node::CapacityGain { key: GainKey::Node(node), index };
+        fsm::testing::put(&mut self.state, &gain);
+        self.blocked.gained(node, index);
+    }
+
+    fn poll(&mut self, now: u64) -> String {
+        let wakes = self.blocked.poll(now, &self.state);
+        let names: Vec<_> = wakes
+            .iter()
+            .map(|wake| format!("{}@{}", name_of(wake.evaluation.0), wake.index))
+            .collect();
+        format!("woken [{}], next {:?}", names.join(" "), self.blocked.next_deadline())
+    }
+
+    fn step(&mut self, line: &Arguments<'_>) -> String {
+        let now = line.number("now");
+        let index = line.number("index");
+        match line.word {
+            "reset" => *self = Self::new(),
+            "disable" => self.blocked.disable(),
+            "block" => self.block(line, now),
+            "end" => {
+                let mut row = parse_evaluation(line);
+                row.status = EvaluationStatus::Complete;
+                self.put(now, &row);
+            }
+            "unblock" => self.unblock(line),
+            "room" => {
+                let slots = u32::try_from(line.number("slots")).expect("small");
+                self.put_room(line.text("node"), line.number("room"), slots);
+            }
+            "runs" => {
+                let mut row =
+                    testing::allocation(line.text("id"), line.text("job"), line.text("node"));
+                row.resources.disk_mb = line.number("ask");
+                row.create_index = index.max(1);
+                testing::put_allocation(&mut self.state, row);
+            }
+            "job" => {
+                self.put_job(line.text("id"), line.text("pool"), line.number("ask"));
+                self.blocked.job_changed(&self.state, &job_key(line.text("id")));
+            }
+            "unblock-failed" => self.blocked.unblock_failed(),
+            "node-gone" => self.blocked.node_gone(NodeId(named(line.text("node"))), index),
+            "untrack" => self.blocked.untrack(&evaluation("", line.text("job"), 0).job),
+            "removed" => self.blocked.removed(EvaluationId(named(line.text("id")))),
+            "restore" => {
+                self.blocked.disable();
+                self.blocked.enable();
+                self.blocked.restore(now, &self.state, |_| false);
+            }
+            "poll" => return self.poll(now),
+            "stats" => {
+                let BlockedStats { blocked, escaped, per_node, woken, scans, duplicates } =
+                    self.blocked.stats();
+                return format!(
+                    "blocked={blocked} escaped={escaped} per_node={per_node} woken={woken} \
+                     scans={scans} duplicates={duplicates}"
+                );
+            }
+            "duplicates" => {
+                let ids = self.blocked.duplicates(100);
+                let ids: Vec<_> = ids.iter().map(|id| name_of(id.0)).collect();
+                return format!("[{}]", ids.join(" "));
+            }
+            other => panic!("unknown command `{other}`"),
+        }
+        String::new()
+    }
 }
 
 fn blocked_row(number: u64) -> Evaluation {
@@ -97,59 +212,120 @@ fn blocked_row(number: u64) -> Evaluation {
     row
 }
 
-/// A mass of unblocks only queues; each poll does a bounded slice; repeated gains of a class
-/// do not keep the last evaluations asleep.
+/// A mass of unblocks only queues; each poll does a bounded slice; repeated gains do not keep the
+/// last evaluations asleep.
 #[test]
 fn work_is_done_in_slices_and_reaches_everyone() {
     let total = 3 * limits::BLOCKED_SLICE_MAX + 7;
-    let mut blocked = BlockedEvals::default();
-    blocked.enable();
+    let mut world = World::new();
     for number in 0..u64::try_from(total).expect("small") {
-        blocked.block(0, &blocked_row(number), None);
+        world.put(0, &blocked_row(number));
     }
     let mut woken = BTreeSet::new();
+    for name in ["a", "b", "c"] {
+        world.put_node(name, |_| {});
+    }
     for index in 100..120 {
-        for class in ["a", "b", "c"] {
-            blocked.unblock_class(0, ClassId(named(class)), None, index);
+        for name in ["a", "b", "c"] {
+            world.blocked.gained(NodeId(named(name)), index);
         }
-        assert!(blocked.stats().scans <= 3);
-        let wakes = blocked.poll(0);
+        assert!(world.blocked.stats().scans <= 3);
+        let wakes = world.blocked.poll(0, &world.state);
         assert!(wakes.len() <= limits::BLOCKED_SLICE_MAX);
-        check_invariants(&blocked);
+        check_invariants(&world.blocked);
         woken.extend(wakes.into_iter().map(|wake| wake.evaluation));
     }
     assert_eq!(woken.len(), total);
-    while blocked.next_deadline() == Some(0) {
-        assert!(blocked.poll(0).is_empty());
+    while world.blocked.next_deadline() == Some(0) {
+        assert!(world.blocked.poll(0, &world.state).is_empty());
     }
-    assert_eq!(blocked.stats(), BlockedStats::default());
+    assert_eq!(world.blocked.stats(), BlockedStats::default());
+}
+
+/// A look that is cut goes on where it stopped, and has given no more than there is by its end.
+#[test]
+fn a_look_goes_on_where_its_slice_ended() {
+    let total = u64::try_from(3 * limits::BLOCKED_SLICE_MAX).expect("small");
+    let mut world = World::new();
+    world.put_room("n", 100, 0);
+    for number in 0..total {
+        let mut row = blocked_row(number);
+        world.put_job(&row.job.id.clone(), "all", 60);
+        (row.job_modify_index, row.queued) = (1, [("group".into(), 1)].into());
+        // All but the last have seen what comes.
+        row.snapshot_index = if number + 1 == total { 10 } else { 200 };
+        world.put(0, &row);
+    }
+    world.blocked.gained(NodeId(named("n")), 100);
+    let mut woken = Vec::new();
+    for polls in 0..3 {
+        assert!(polls == 0 || world.blocked.next_deadline() == Some(0));
+        woken.extend(world.blocked.poll(0, &world.state));
+        check_invariants(&world.blocked);
+    }
+    while world.blocked.next_deadline() == Some(0) {
+        woken.extend(world.blocked.poll(0, &world.state));
+    }
+    assert_eq!(woken.len(), 1, "{woken:?}");
+}
+
+/// Whoever can use room is found soon, also behind many that fit and cannot, and by a number of
+/// tries that is that of those.
+#[test]
+fn room_that_many_refuse_reaches_the_one_that_can_use_it() {
+    const REFUSING: u64 = 100;
+    let mut world = World::new();
+    world.put_room("n", 100, 0);
+    for number in 0..=REFUSING {
+        let mut row = blocked_row(number);
+        world.put_job(&row.job.id.clone(), "all", 60);
+        (row.job_modify_index, row.queued) = (1, [("group".into(), 1)].into());
+        world.put(0, &row);
+    }
+    world.blocked.gained(NodeId(named("n")), 100);
+    let (mut rounds, mut tried) = (0, 0);
+    loop {
+        let wakes = world.blocked.poll(0, &world.state);
+        if wakes.is_empty() {
+            break;
+        }
+        (rounds, tried) = (rounds + 1, tried + wakes.len());
+        for wake in wakes {
+            let mut row =
+                (**world.state.evaluations().get(&wake.evaluation).expect("it is there")).clone();
+            row.snapshot_index = 100;
+            world.put(0, &row);
+            check_invariants(&world.blocked);
+        }
+    }
+    assert_eq!(tried, usize::try_from(REFUSING + 1).expect("small"));
+    assert!(rounds <= 8, "{rounds}");
 }
 
 /// A new leader wakes what missed its gain while the old one died, and tracks the rest.
 #[test]
 fn a_new_leader_wakes_what_missed_a_gain() {
-    let mut state = fsm::State::default();
-    let class = ClassId(named("class"));
+    let mut state = testing::state_of_nodes([testing::node("there")]);
     for (number, snapshot) in [(1, 10), (2, 20)] {
         let mut row = blocked_row(number);
         row.snapshot_index = snapshot;
         fsm::testing::put(&mut state, &row);
     }
     fsm::testing::put(&mut state, &evaluation("pending", "pending", 3));
-    let gain = fsm::node::CapacityGain { key: GainKey::Class(class), index: 15 };
-    fsm::testing::put(&mut state, &gain);
+    let key = GainKey::Node(NodeId(named("there")));
+    fsm::testing::put(&mut state, &fsm::node::CapacityGain { key, index: 15 });
     let mut blocked = BlockedEvals::default();
     blocked.enable();
     blocked.restore(0, &state, |_| false);
     let first = EvaluationId(named("e00001"));
-    assert_eq!(blocked.poll(0), [Wake { evaluation: first, index: 15 }]);
+    assert_eq!(blocked.poll(0, &state), [Wake { evaluation: first, index: 15 }]);
     assert_eq!(blocked.stats(), BlockedStats { blocked: 1, ..BlockedStats::default() });
 }
 
 /// The leader that saw the node go may not have lived to have its evaluation processed.
 #[test]
 fn a_new_leader_wakes_what_waits_for_a_node_that_is_gone() {
-    let mut state = crate::testing::state_of_nodes([crate::testing::node("there")]);
+    let mut state = testing::state_of_nodes([testing::node("there")]);
     for (number, node) in [(1, "gone"), (2, "there")] {
         let mut row = blocked_row(number);
         (row.kind, row.node) = (fsm::JobKind::System, Some(NodeId(named(node))));
@@ -160,20 +336,22 @@ fn a_new_leader_wakes_what_waits_for_a_node_that_is_gone() {
     blocked.enable();
     blocked.restore(0, &state, |_| false);
     let first = EvaluationId(named("e00001"));
-    assert_eq!(blocked.poll(0), [Wake { evaluation: first, index: 30 }]);
+    assert_eq!(blocked.poll(0, &state), [Wake { evaluation: first, index: 30 }]);
     check_invariants(&blocked);
 }
 
-/// Gains older than 15 minutes are forgotten, recent ones are not.
+/// What is remembered is bounded by the nodes that are there.
 #[test]
-fn old_gains_are_forgotten() {
-    let mut blocked = BlockedEvals::default();
-    blocked.enable();
-    for (now, name, index) in [(0, "old", 5), (GAIN_MS, "new", 6)] {
-        blocked.unblock_class(now, ClassId(named(name)), None, index);
-        blocked.unblock_node(now, NodeId(named(name)), index);
-    }
-    blocked.poll(GAIN_MS + 1);
-    check_invariants(&blocked);
-    assert_eq!((blocked.class_gains.len(), blocked.node_gains.len()), (1, 1));
+fn a_gain_is_forgotten_with_its_node() {
+    let mut world = World::new();
+    world.put_node("n", |_| {});
+    world.put(0, &blocked_row(1));
+    world.blocked.gained(NodeId(named("n")), 20);
+    assert_eq!(world.blocked.poll(0, &world.state).len(), 1);
+    world.blocked.gained(NodeId(named("n")), 21);
+    world.blocked.node_gone(NodeId(named("n")), 22);
+    check_invariants(&world.blocked);
+    assert_eq!(world.blocked.offers.gained_after(0).count(), 0);
+    world.put(0, &blocked_row(2));
+    assert_eq!(world.blocked.next_deadline(), None);
 }

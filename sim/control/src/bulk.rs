@@ -8,11 +8,9 @@
 //! ```
 //! All parts are the real ones but the provider and the agents. A test build runs a twentieth of it; the
 //! whole, 1,000 instances in 10 pools and 10,000 jobs, with its times:
-//! `cargo test --release -p leader in_bulk -- --nocapture`.
+//! `cargo test --release -p control in_bulk -- --nocapture`.
 
 #![expect(
-    clippy::disallowed_types,
-    clippy::disallowed_methods,
     clippy::print_stdout,
     clippy::unwrap_used,
     reason = "it measures, and prints what it found"
@@ -37,14 +35,13 @@ use fsm::{
     pool::InstanceType,
     testing::{Driver, job, node_id},
 };
-use scheduler::Pass;
-
-use crate::{
+use leader::{
     GcConfig, Lease, PlanAnswer, PlanApplier, PlanQueueLimits, Services, ServicesConfig,
     applier::{EntryOutcome, Next, Request},
     heartbeat::HeartbeatConfig,
     turn::{After, Begin, Turn},
 };
+use scheduler::Pass;
 
 /// A twentieth in a test build.
 const PARTS: u32 = if cfg!(debug_assertions) { 20 } else { 1 };
@@ -396,8 +393,8 @@ fn jobs_in_bulk_end_though_some_boots_fail() {
         // Job, plan, start and end; intent, create, registration and readiness.
         assert!(work.entries <= 4 * jobs + 8 * machines, "{work:?}");
         assert!(work.creates * 4 <= machines * 5, "{work:?}");
-        // What ends in a pool has the others of that pool tried again, and nobody else.
-        assert!(work.passes <= 2 * u64::from(JOBS) * jobs, "{work:?}");
+        // One that finds no room, one that does, and few that were tried in vain.
+        assert!(work.passes * 2 <= 5 * jobs, "{work:?}");
         assert!(work.calls <= 10 * machines + took[1] / 1_000, "{work:?}");
     }
     assert!(work[1].passes * 10 <= work[0].passes * 13, "{work:?}");
