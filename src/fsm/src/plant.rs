@@ -201,7 +201,7 @@ pub const TABLE: [(Plant, &str, &str); 60] = [
 #[cfg(feature = "plant")]
 impl Plant {
     /// Those of the pure packages: `fsm`, `leader`, `elastic` and `scheduler`.
-    pub const PURE: [Self; 43] = [
+    pub const PURE: [Self; 44] = [
         Self::NoDedupe,
         Self::UnorderedApply,
         Self::ClockInApply,
