@@ -326,12 +326,16 @@ impl Pass<'_> {
             let is_excess = |id| stop_of(id).is_some_and(|stop| *stop.description == *NOT_NEEDED);
             let kept = rows.iter().filter(|row| stop_of(row.id).is_none());
             let kept: BTreeSet<u32> = kept.map(|row| row.name_index).collect();
-            // A canary has the name of the instance beside it: when one of both goes, the name stays.
+            let successors = plan.placements.iter().filter(|one| {
+                one.group == group.name && one.previous.is_some_and(|id| stop_of(id).is_some())
+            });
+            let carried_on: BTreeSet<u32> = successors.map(|one| one.name_index).collect();
+            // A canary has the name of the instance beside it: when one of both goes, the name stays, with the other or its successor.
             // Those of a deployment that is over go whatever their names are.
             let gone = rows.iter().filter(|row| is_excess(row.id) && row.canary_of.is_none());
             let gone = gone.filter(|row| self.was_well(group, row));
             let gone = gone.map(|row| row.name_index);
-            let gone = gone.filter(|name| !kept.contains(name)).min();
+            let gone = gone.filter(|name| !kept.contains(name) && !carried_on.contains(name)).min();
             let kept = kept.last().copied();
             if gone.is_some() && gone < kept {
                 let key = &plan.job;

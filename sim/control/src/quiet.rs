@@ -125,7 +125,7 @@ impl World {
         while self.failures.is_empty() {
             let passed = self.clock_ms - began;
             let may_settle = passed < QUIET_MS_MAX + SETTLE_MS_MAX;
-            if passed >= QUIET_MS_MAX && (!may_settle || self.unsettled_pools().is_empty()) {
+            if passed >= QUIET_MS_MAX && (!may_settle || self.rests()) {
                 break;
             }
             if self.round(dice) {
@@ -143,6 +143,17 @@ impl World {
             }
             self.clock_ms = self.next_look_ms();
         }
+    }
+
+    /// Nothing is about to happen: a pool's list goes out every few seconds, and a machine that comes late has the jobs that wait tried again.
+    fn rests(&self) -> bool {
+        let leader = self.servers[self.log.leader].leadership.as_ref();
+        let blocked = self.log.truth().evaluations().iter();
+        let mut blocked = blocked.filter(|row| row.status == EvaluationStatus::Blocked);
+        let is_at_rest = leader.is_some_and(|leadership| {
+            leadership.is_idle() && !blocked.any(|row| leadership.dispatch().holds(row.id))
+        });
+        is_at_rest && self.unsettled_pools().is_empty()
     }
 
     /// Everything that can happen now happens once. False: nothing changed but time may pass.
