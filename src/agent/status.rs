@@ -47,31 +47,37 @@ pub(crate) struct Outbox {
 #[derive(Default, Debug)]
 struct Statuses {
     pending: BTreeMap<AllocationId, v1::AllocationStatus>,
-    /// Tasks as the servers have acknowledged them, of allocations that go on: that one is healthy is said without them.
+    /// Tasks as the servers have them, of allocations that go on: that one is healthy is said without them. What was sent since and is not
+    /// acknowledged may have come, so that nothing is known of them then.
     tasks: BTreeMap<AllocationId, Tasks>,
 }
 
 type Tasks = BTreeMap<String, v1::TaskState>;
 
-impl Statuses {
-    /// A status as it is sent.
-    fn shortened(&self, id: AllocationId, status: &v1::AllocationStatus) -> v1::AllocationStatus {
-        if self.tasks.get(&id) != Some(&status.tasks) {
-            return status.clone();
-        }
-        v1::AllocationStatus {
-            id: status.id.clone(),
-            sequence: status.sequence,
-            client_status: status.client_status,
-            description: status.description.clone(),
-            tasks: Tasks::new(),
-            same_tasks: true,
-            deployment_id: status.deployment_id.clone(),
-            healthy: status.healthy,
-            node_failure: status.node_failure.clone(),
-        }
+/// A status as it is sent, beside the tasks that the servers have of all.
+fn as_sent(
+    tasks: &mut BTreeMap<AllocationId, Tasks>,
+    id: AllocationId,
+    status: &v1::AllocationStatus,
+) -> v1::AllocationStatus {
+    if tasks.get(&id) != Some(&status.tasks) {
+        tasks.remove(&id);
+        return status.clone();
     }
+    v1::AllocationStatus {
+        id: status.id.clone(),
+        sequence: status.sequence,
+        client_status: status.client_status,
+        description: status.description.clone(),
+        tasks: Tasks::new(),
+        same_tasks: true,
+        deployment_id: status.deployment_id.clone(),
+        healthy: status.healthy,
+        node_failure: status.node_failure.clone(),
+    }
+}
 
+impl Statuses {
     /// Takes one out that was sent, unless there is a newer one by now.
     fn take_sent(&mut self, sent: &v1::AllocationStatus) -> Option<AllocationId> {
         let id = AllocationId::from_slice(&sent.id)?;
@@ -164,10 +170,11 @@ impl Outbox {
 
     fn batch(&self, statuses_max: usize) -> Vec<v1::AllocationStatus> {
         let mut bytes = 0_usize;
-        let statuses = self.lock();
-        let pending = statuses.pending.iter().take(statuses_max);
-        let pending = pending.map(|(id, status)| statuses.shortened(*id, status));
+        let mut statuses = self.lock();
+        let Statuses { pending, tasks } = &mut *statuses;
+        let pending = pending.iter().take(statuses_max);
         pending
+            .map(|(id, status)| as_sent(tasks, *id, status))
             .take_while(|status| {
                 let first = bytes == 0;
                 bytes = bytes.saturating_add(status.encoded_len());
@@ -365,16 +372,19 @@ mod tests {
         says(3, 0, true);
         outbox.acknowledge(says(4, 1, false));
         outbox.acknowledge(says(5, 1, true));
+        // What was sent meanwhile may have come, and be other than what is said now.
+        says(6, 2, false);
+        outbox.acknowledge(says(7, 1, false));
         // Servers that ask for all of it may have lost it.
-        outbox.repeat(id, running(5, 1));
+        outbox.repeat(id, running(7, 1));
         assert!(!sent(&outbox).0);
         // An answer to what was sent before is of servers that have it.
         outbox.acknowledge(sent(&outbox).1);
         // What is refused for good they do not have.
-        outbox.give_up(&says(6, 2, false)[0]);
-        outbox.acknowledge(says(7, 2, false));
+        outbox.give_up(&says(8, 2, false)[0]);
+        outbox.acknowledge(says(9, 2, false));
         outbox.forget(id);
-        says(8, 2, false);
+        says(10, 2, false);
     }
 
     #[test]

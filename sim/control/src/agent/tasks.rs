@@ -150,7 +150,12 @@ impl Local {
     pub(super) fn say_tasks(&mut self) -> Option<BTreeMap<Text, TaskState>> {
         let tasks = self.tasks();
         self.sent = (self.sequence, tasks.clone());
-        (self.told.as_ref() != Some(&tasks)).then_some(tasks)
+        if self.told.as_ref() == Some(&tasks) {
+            return None;
+        }
+        // What is sent may come, also when its answer does not.
+        self.told = None;
+        Some(tasks)
     }
 
     /// A report was taken.
