@@ -147,12 +147,15 @@ impl agent_server::Agent for Server {
         if statuses.iter().any(|status| known.unreadable == Some(status.id[0])) {
             return Err(Status::invalid_argument("unreadable"));
         }
-        for status in statuses {
-            let newer =
-                known.statuses.get(&status.id[..]).is_none_or(|old| old.sequence < status.sequence);
-            if newer {
-                known.statuses.insert(status.id.to_vec(), status);
+        for mut status in statuses {
+            let old = known.statuses.get(&status.id[..]);
+            if old.is_some_and(|old| old.sequence >= status.sequence) {
+                continue;
             }
+            if status.same_tasks {
+                status.tasks = old.expect("tasks that were never told").tasks.clone();
+            }
+            known.statuses.insert(status.id.to_vec(), status);
         }
         Ok(Response::new(v1::UpdateAllocationsReply { index: 1 }))
     }
@@ -205,6 +208,13 @@ impl Cluster {
     /// An agent; the one before, which was dropped, may take a moment to let go of the directory.
     pub(crate) async fn agent(&self) -> Agent {
         Self::agent_of(self.settings()).await
+    }
+
+    /// Ends an agent as a kill would, and waits until all of it is gone: what happens next it sees no more.
+    pub(crate) async fn end(&self, agent: Agent) {
+        drop(agent);
+        let lock = std::fs::File::open(self.directory.path().join("agent/LOCK")).unwrap();
+        self.until("the directory is free", |_| lock.try_lock().ok()).await;
     }
 
     async fn agent_of(settings: AgentSettings) -> Agent {
@@ -373,7 +383,7 @@ async fn an_exit_while_the_agent_is_dead_is_reported_by_the_next() {
         vec![shell_task("main", "while ! test -e ../go; do sleep 0.02; done; exit 7")],
     )]);
     cluster.until_status(1, "running").await;
-    drop(agent);
+    cluster.end(agent).await;
     std::fs::write(cluster.allocation_directory(1).join("go"), "").unwrap();
     let exit = cluster.own_directory(1).join("tasks/main/1/exit.json");
     cluster.until("the exit status", |_| exit.exists().then_some(())).await;
@@ -892,7 +902,7 @@ async fn metadata_is_set_while_the_agent_runs_and_kept() {
         (last.meta.get("rack").map(String::as_str) == Some("r2")).then_some(())
     };
     cluster.until("the servers know it", told).await;
-    drop(agent);
+    cluster.end(agent).await;
     cluster.server.known.lock().unwrap().registrations.truncate(1);
     let agent = cluster.agent().await;
     cluster.until("the next agent says it too", told).await;

@@ -41,13 +41,12 @@ async fn agent_executor_and_task_killed_in_one_boot_come_back_uncounted() {
     for times in 1..=3 {
         cluster.until("the start is told", |cluster| told(cluster, times - 1)).await;
         let task = last_pid(&starts);
-        drop(agent);
+        cluster.end(agent).await;
         if times == 2 {
             // The executor alone: its task would be a second copy.
             let identity = std::fs::read(run_directory(&cluster, 2).join("executor.json")).unwrap();
             let identity: serde_json::Value = serde_json::from_slice(&identity).unwrap();
-            let mut kill = std::process::Command::new("kill");
-            assert!(kill.args(["-9", &identity["pid"].to_string()]).status().unwrap().success());
+            super::executor::kill_all(&[identity["pid"].to_string()]);
         } else {
             super::executor::kill(&run_directory(&cluster, times));
         }
@@ -70,7 +69,7 @@ async fn what_was_lost_with_its_agent_waits_for_the_servers() {
     cluster.until_status(1, "running").await;
     let starts = cluster.allocation_directory(1).join("starts");
     cluster.until("the task runs", |_| (lines(&starts) == 1).then_some(())).await;
-    drop(agent);
+    cluster.end(agent).await;
     super::executor::kill(&run_directory(&cluster, 1));
     wanted.run = false;
     cluster.want(vec![wanted]);
@@ -121,7 +120,7 @@ async fn what_the_servers_gave_up_meanwhile_ends_and_keeps_its_folder() {
     cluster.want(vec![wanted()]);
     let starts = cluster.allocation_directory(1).join("starts");
     cluster.until("the task runs", |_| (lines(&starts) == 1).then_some(())).await;
-    drop(agent);
+    cluster.end(agent).await;
     let other = |id| allocation(id, "service", vec![shell_task("main", "exec sleep 600")]);
     cluster.want(vec![other(2)]);
     let _agent = cluster.agent().await;

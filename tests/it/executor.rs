@@ -125,7 +125,13 @@ fn kill_session(number: u64) {
     let all = fs::read_dir("/proc").unwrap().flatten();
     let members = all.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let members: Vec<String> = members.filter(|other| session(other) == Some(number)).collect();
-    Command::new("kill").arg("-9").args(members).status().unwrap();
+    kill_all(&members);
+}
+
+/// Kills processes, and waits until they are gone: on a busy machine that takes a moment.
+pub(crate) fn kill_all(pids: &[String]) {
+    Command::new("kill").arg("-9").args(pids).status().unwrap();
+    eventually("what was killed is gone", || !pids.iter().any(|pid| is_alive(pid)));
 }
 
 fn session(pid: &str) -> Option<u64> {

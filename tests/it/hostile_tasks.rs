@@ -228,7 +228,7 @@ async fn what_nobody_wants_any_more_is_ended_without_its_files() {
         cluster.until("spoiled", |_| (lines(&done) > 0).then_some(())).await;
         cluster.until_status(id, "running").await;
     }
-    drop(agent);
+    cluster.end(agent).await;
     cluster.want(Vec::new());
     let _agent = cluster.agent().await;
     for id in [2, 3] {
