@@ -121,7 +121,7 @@ impl Call {
         let snapshot = self.snapshot(tables, &index, &whole).await?;
         let meta = Meta::of(&snapshot, index(&snapshot.state));
         let state = snapshot.state;
-        let rows = tables.iter().map(|table| rows_of(&state, *table)).max().unwrap_or(0);
+        let rows = tables.iter().map(|table| state.table_len(*table)).max().unwrap_or(0);
         let value = self.in_turn(rows, move || view(&state)).await?;
         self.answer(&value, Some(meta))
     }
@@ -154,7 +154,7 @@ impl Call {
         }
         let mut list = List::new(paging, filter, self.options.response_bytes_max);
         let state = snapshot.state;
-        let rows = tables.iter().map(|table| rows_of(&state, *table)).max().unwrap_or(0);
+        let rows = tables.iter().map(|table| state.table_len(*table)).max().unwrap_or(0);
         let answers = self.answers.clone();
         let finish = move || {
             fill(&state, &mut list)?;
@@ -282,34 +282,4 @@ fn whole(_: &State) -> Extent {
 /// Last index that changed one of the tables; without tables nothing ever changes.
 pub(crate) fn tables_index(state: &State, tables: &[TableId]) -> Index {
     tables.iter().map(|table| state.table_index(*table)).max().unwrap_or(1)
-}
-
-fn rows_of(state: &State, table: TableId) -> usize {
-    match table {
-        TableId::Jobs => state.jobs().len(),
-        TableId::JobVersions => state.job_versions().len(),
-        TableId::Nodes => state.nodes().len(),
-        TableId::Evaluations => state.evaluations().len(),
-        TableId::Allocations => state.allocations().len(),
-        TableId::NodePools => state.node_pools().len(),
-        TableId::Namespaces => state.namespaces().len(),
-        TableId::OfflineNodes => state.offline_nodes().len(),
-        TableId::InstancePools => state.instance_pools().len(),
-        TableId::Instances => state.instances().len(),
-        TableId::CapacitySources => state.capacity_sources().len(),
-        TableId::CapacityTargets => state.capacity_targets().len(),
-        TableId::Deployments => state.deployments().len(),
-        TableId::GroupScalings => state.group_scalings().len(),
-        TableId::SchedulerConfiguration
-        | TableId::ProviderLimits
-        | TableId::ProviderLists
-        | TableId::Unhelped
-        | TableId::PoolHistories
-        | TableId::ProviderStates
-        | TableId::Tombstones
-        | TableId::CapacityGains
-        | TableId::Sessions
-        | TableId::DigestMarks
-        | TableId::MassLosses => 0,
-    }
 }

@@ -15,7 +15,11 @@ use bincode::{
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::generation::{self, GENERATION, OtherGeneration};
+use crate::{
+    generation::{self, GENERATION, OtherGeneration},
+    table::TableId,
+    tables::tables,
+};
 
 const MAGIC: u16 = 0x5152; // "RQ"
 /// Length of the header, bytes.
@@ -25,7 +29,7 @@ pub const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 
 /// A type with a persisted form.
 pub trait Frame: Serialize + DeserializeOwned {
-    /// Number of the type. See `kinds`.
+    /// Number of the type: a row's is that of its table.
     const KIND: u16;
 }
 
@@ -159,38 +163,29 @@ macro_rules! frames {
         $(impl Frame for $type {
             const KIND: u16 = $kind;
         })*
-        /// Every kind in use, for the test that keeps them apart.
-        pub const KINDS: &[u16] = &[$($kind),*];
+        /// The kinds of what is no row.
+        const OTHER_KINDS: &[u16] = &[$($kind),*];
     };
 }
 
+macro_rules! row_frames {
+    ($($(#[$doc:meta])* $number:literal $id:ident $field:ident $row:ty,)*) => {
+        $(impl Frame for $row {
+            const KIND: u16 = $number;
+        })*
+    };
+}
+
+tables!(row_frames);
+
+/// Every kind in use, for the tests that keep them apart.
+pub fn kinds() -> Vec<u16> {
+    let rows = TableId::ALL.into_iter().map(|table| u16::from(table.byte()));
+    rows.chain(OTHER_KINDS.iter().copied()).collect()
+}
+
 frames! {
-    1 => crate::job::Job;
-    2 => crate::job::JobVersion;
-    3 => crate::node::Node;
-    4 => crate::evaluation::Evaluation;
-    5 => crate::allocation::Allocation;
-    6 => crate::settings::NodePool;
-    7 => crate::settings::Namespace;
-    8 => crate::settings::SchedulerConfiguration;
-    9 => crate::node::Tombstone;
-    10 => crate::node::OfflineNode;
-    11 => crate::node::CapacityGain;
-    12 => crate::session::Session;
     13 => crate::state::Head;
-    14 => crate::digest::DigestMark;
-    15 => crate::node::MassLoss;
-    16 => crate::pool::InstancePool;
-    17 => crate::pool::Instance;
-    18 => crate::pool::ProviderLimit;
-    19 => crate::pool::ProviderList;
-    20 => crate::pool::Unhelped;
-    21 => crate::capacity::CapacitySource;
-    22 => crate::capacity::CapacityTarget;
-    23 => crate::deployment::Deployment;
-    24 => crate::job::GroupScaling;
-    25 => crate::pool::PoolHistory;
-    26 => crate::pool::ProviderState;
     32 => crate::command::Proposal;
     33 => crate::command::Reply;
     34 => crate::plan::Plan;
@@ -205,10 +200,10 @@ mod tests {
 
     #[test]
     fn kinds_are_distinct() {
-        let mut kinds = KINDS.to_vec();
-        kinds.sort_unstable();
-        kinds.dedup();
-        assert_eq!(kinds.len(), KINDS.len());
+        let mut distinct = kinds();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), kinds().len());
     }
 
     #[test]

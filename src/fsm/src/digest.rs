@@ -13,7 +13,7 @@ use crate::{
     effect::Effect,
     id::Index,
     limits,
-    table::{Row, TableId},
+    table::Row,
 };
 
 /// A wrapping sum of row hashes.
@@ -70,7 +70,6 @@ pub struct DigestMark {
 
 impl Row for DigestMark {
     type Key = u64;
-    const TABLE: TableId = TableId::DigestMarks;
 
     fn key(&self) -> u64 {
         self.index

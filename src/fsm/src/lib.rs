@@ -42,6 +42,7 @@ pub mod session;
 pub mod settings;
 pub mod state;
 pub mod table;
+mod tables;
 pub mod testing;
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::{
     indexes::broken,
     limits,
     state::State,
-    table::{ChangeSet, Row, TableId},
+    table::{ChangeSet, Row},
 };
 
 /// A client's request as it stands in a proposal.
@@ -101,7 +101,6 @@ fn cut(text: &Text) -> Text {
 
 impl Row for Session {
     type Key = RequestId;
-    const TABLE: TableId = TableId::Sessions;
     fn key(&self) -> RequestId {
         self.request.id
     }

@@ -15,23 +15,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     allocation::{Allocation, ClientStatus, LiveName},
-    capacity::{CapacitySource, CapacityTarget},
     codec::{self, DecodeError},
-    deployment::Deployment,
-    digest::{Digest, DigestMark},
+    digest::Digest,
     evaluation::Evaluation,
     id::{AllocationId, EvaluationId, Index, InstanceId, JobKey, NodeId, RequestId, Text, TimeMs},
     indexes::JobIndex,
-    job::{Children, GroupScaling, Job, JobKind, JobSpec, JobVersion},
+    job::{Children, Job, JobKind, JobSpec, JobVersion},
     limits,
-    node::{CapacityGain, Census, Drain, MassLoss, Node, Occupancy, OfflineNode, Tombstone},
-    pool::{
-        Instance, InstancePool, PoolHistory, ProviderLimit, ProviderList, ProviderState, Unhelped,
-    },
+    node::{Census, Drain, MassLoss, Node, Occupancy},
     resources::NodeUsage,
-    session::Session,
-    settings::{Namespace, NodeLife, NodePool, SchedulerConfiguration},
+    settings::{NodeLife, SchedulerConfiguration},
     table::{StoredRow, Table, TableId},
+    tables::tables,
 };
 
 /// Where in the log a state is. Stored with each group of changes.
@@ -49,64 +44,92 @@ pub struct Head {
     pub session_floor: TimeMs,
 }
 
-/// The replicated state of a cluster.
-#[derive(Clone, Default)]
-pub struct State {
-    pub(crate) index: Index,
-    pub(crate) term: u64,
-    pub(crate) at: TimeMs,
-    pub(crate) session_floor: TimeMs,
-    pub(crate) jobs: Table<Job>,
-    /// Their versions.
-    pub(crate) job_versions: Table<JobVersion>,
-    pub(crate) nodes: Table<Node>,
-    pub(crate) evaluations: Table<Evaluation>,
-    pub(crate) allocations: Table<Allocation>,
-    pub(crate) node_pools: Table<NodePool>,
-    pub(crate) namespaces: Table<Namespace>,
-    /// The scheduler configuration.
-    pub(crate) configurations: Table<SchedulerConfiguration>,
-    /// Reaped nodes.
-    pub(crate) tombstones: Table<Tombstone>,
-    /// Ineligible nodes that are not registered.
-    pub(crate) offline_nodes: Table<OfflineNode>,
-    pub(crate) capacity_gains: Table<CapacityGain>,
-    /// Client sessions.
-    pub(crate) sessions: Table<Session>,
-    pub(crate) digest_marks: Table<DigestMark>,
-    pub(crate) mass_losses: Table<MassLoss>,
-    pub(crate) instance_pools: Table<InstancePool>,
-    pub(crate) instances: Table<Instance>,
-    pub(crate) provider_limits: Table<ProviderLimit>,
-    pub(crate) pool_histories: Table<PoolHistory>,
-    pub(crate) provider_states: Table<ProviderState>,
-    pub(crate) provider_lists: Table<ProviderList>,
-    pub(crate) unhelped: Table<Unhelped>,
-    pub(crate) capacity_sources: Table<CapacitySource>,
-    pub(crate) capacity_targets: Table<CapacityTarget>,
-    pub(crate) deployments: Table<Deployment>,
-    pub(crate) group_scalings: Table<GroupScaling>,
+macro_rules! state {
+    ($($(#[$doc:meta])* $number:literal $id:ident $field:ident $row:ty,)*) => {
+        /// The replicated state of a cluster.
+        #[derive(Clone, Default)]
+        pub struct State {
+            pub(crate) index: Index,
+            pub(crate) term: u64,
+            pub(crate) at: TimeMs,
+            pub(crate) session_floor: TimeMs,
+            $($(#[$doc])* pub(crate) $field: Table<$row>,)*
 
-    pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
-    pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
-    /// Those of a node whose agent has not reported their end: few, while the ended ones are kept until they are collected.
-    pub(crate) open_by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
-    pub(crate) by_job: OrdMap<JobKey, Arc<JobIndex>>,
-    /// By parent.
-    pub(crate) children: OrdMap<JobKey, Arc<Children>>,
-    pub(crate) by_evaluation: OrdMap<EvaluationId, OrdSet<AllocationId>>,
-    /// When the servers stop what runs too long.
-    pub(crate) run_deadlines: OrdSet<(TimeMs, AllocationId)>,
-    /// Jobs that run once per node.
-    pub(crate) per_node_jobs: OrdSet<JobKey>,
-    pub(crate) sessions_by_time: OrdSet<(TimeMs, RequestId)>,
-    pub(crate) occupancy: Occupancy,
-    pub(crate) census: Census,
-    pub(crate) instances_by_pool: OrdMap<Text, OrdSet<InstanceId>>,
-    pub(crate) members_by_group: OrdMap<Text, OrdSet<InstanceId>>,
-    /// The pool that declares each capacity group.
-    pub(crate) capacity_pools: OrdMap<Text, Text>,
+            pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
+            pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
+            /// Those of a node whose agent has not reported their end: few, while the ended ones are kept until they are collected.
+            pub(crate) open_by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
+            pub(crate) by_job: OrdMap<JobKey, Arc<JobIndex>>,
+            /// By parent.
+            pub(crate) children: OrdMap<JobKey, Arc<Children>>,
+            pub(crate) by_evaluation: OrdMap<EvaluationId, OrdSet<AllocationId>>,
+            /// When the servers stop what runs too long.
+            pub(crate) run_deadlines: OrdSet<(TimeMs, AllocationId)>,
+            /// Jobs that run once per node.
+            pub(crate) per_node_jobs: OrdSet<JobKey>,
+            pub(crate) sessions_by_time: OrdSet<(TimeMs, RequestId)>,
+            pub(crate) occupancy: Occupancy,
+            pub(crate) census: Census,
+            pub(crate) instances_by_pool: OrdMap<Text, OrdSet<InstanceId>>,
+            pub(crate) members_by_group: OrdMap<Text, OrdSet<InstanceId>>,
+            /// The pool that declares each capacity group.
+            pub(crate) capacity_pools: OrdMap<Text, Text>,
+        }
+
+        impl State {
+            $($(#[$doc])* pub fn $field(&self) -> &Table<$row> {
+                &self.$field
+            })*
+
+            /// Last index that changed a table; 0: none did.
+            fn changed(&self, table: TableId) -> Index {
+                match table {
+                    $(TableId::$id => self.$field.changed(),)*
+                }
+            }
+
+            /// The digest of a table.
+            pub fn table_digest(&self, table: TableId) -> Digest {
+                match table {
+                    $(TableId::$id => self.$field.digest(),)*
+                }
+            }
+
+            /// Number of rows of a table.
+            pub fn table_len(&self, table: TableId) -> usize {
+                match table {
+                    $(TableId::$id => self.$field.len(),)*
+                }
+            }
+
+            /// All rows with their keys on disk, table by table.
+            pub fn stored_rows(
+                &self,
+            ) -> impl Iterator<Item = (Vec<u8>, Arc<dyn StoredRow>)> + '_ {
+                std::iter::empty()$(.chain(self.$field.stored_rows()))*
+            }
+
+            /// Takes one row as it stands on disk. Rows may come in any order; call
+            /// [`Self::load_done`] after the last.
+            pub fn load_row(&mut self, disk_key: &[u8], frame: &[u8]) -> Result<(), LoadError> {
+                let byte = disk_key.first().copied().unwrap_or(0);
+                let table = TableId::from_byte(byte).ok_or(LoadError::UnknownTable(byte))?;
+                let loaded = match table {
+                    $(TableId::$id => self.$field.load(disk_key, frame),)*
+                };
+                loaded.map_err(|source| LoadError::Row { table, source })
+            }
+
+            /// Takes the indexes of the last changes, after the rows were loaded.
+            fn load_changed(&mut self, tables: &BTreeMap<u8, Index>) {
+                let changed = |table: TableId| tables.get(&table.byte()).copied().unwrap_or(0);
+                $(self.$field.set_changed(changed(TableId::$id));)*
+            }
+        }
+    };
 }
+
+tables!(state);
 
 /// Bytes that do not load as a state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -157,134 +180,9 @@ impl State {
         }
     }
 
-    /// Jobs.
-    pub fn jobs(&self) -> &Table<Job> {
-        &self.jobs
-    }
-
-    /// Deployments.
-    pub fn deployments(&self) -> &Table<Deployment> {
-        &self.deployments
-    }
-
-    /// Scaling policies and events of groups.
-    pub fn group_scalings(&self) -> &Table<GroupScaling> {
-        &self.group_scalings
-    }
-
-    /// Versions of jobs.
-    pub fn job_versions(&self) -> &Table<JobVersion> {
-        &self.job_versions
-    }
-
-    /// Nodes.
-    pub fn nodes(&self) -> &Table<Node> {
-        &self.nodes
-    }
-
-    /// Evaluations.
-    pub fn evaluations(&self) -> &Table<Evaluation> {
-        &self.evaluations
-    }
-
-    /// Allocations.
-    pub fn allocations(&self) -> &Table<Allocation> {
-        &self.allocations
-    }
-
-    /// Node pools.
-    pub fn node_pools(&self) -> &Table<NodePool> {
-        &self.node_pools
-    }
-
-    /// Namespaces.
-    pub fn namespaces(&self) -> &Table<Namespace> {
-        &self.namespaces
-    }
-
-    /// What is left of reaped nodes.
-    pub fn tombstones(&self) -> &Table<Tombstone> {
-        &self.tombstones
-    }
-
-    /// Ineligible nodes that are not registered.
-    pub fn offline_nodes(&self) -> &Table<OfflineNode> {
-        &self.offline_nodes
-    }
-
-    /// The last capacity gain of each class and node.
-    pub fn capacity_gains(&self) -> &Table<CapacityGain> {
-        &self.capacity_gains
-    }
-
-    /// The scheduler configuration, once one was set.
-    pub fn configurations(&self) -> &Table<SchedulerConfiguration> {
-        &self.configurations
-    }
-
-    /// Replies kept for retries.
-    pub fn sessions(&self) -> &Table<Session> {
-        &self.sessions
-    }
-
-    /// The last mass loss.
-    pub fn mass_losses(&self) -> &Table<MassLoss> {
-        &self.mass_losses
-    }
-
     /// The mass loss that lasts.
     pub fn mass_loss(&self) -> Option<&Arc<MassLoss>> {
         self.mass_losses.get(&()).filter(|loss| loss.end.is_none())
-    }
-
-    /// Instance pools.
-    pub fn instance_pools(&self) -> &Table<InstancePool> {
-        &self.instance_pools
-    }
-
-    /// Instances of pools.
-    pub fn instances(&self) -> &Table<Instance> {
-        &self.instances
-    }
-
-    /// Limits that providers named.
-    pub fn provider_limits(&self) -> &Table<ProviderLimit> {
-        &self.provider_limits
-    }
-
-    /// What pools have asked for, and what came of it.
-    pub fn pool_histories(&self) -> &Table<PoolHistory> {
-        &self.pool_histories
-    }
-
-    /// How providers do, as leaders found it.
-    pub fn provider_states(&self) -> &Table<ProviderState> {
-        &self.provider_states
-    }
-
-    /// The last list of each provider.
-    pub fn provider_lists(&self) -> &Table<ProviderList> {
-        &self.provider_lists
-    }
-
-    /// Jobs that types of their pool do not help.
-    pub fn unhelped(&self) -> &Table<Unhelped> {
-        &self.unhelped
-    }
-
-    /// Sources of requirements.
-    pub fn capacity_sources(&self) -> &Table<CapacitySource> {
-        &self.capacity_sources
-    }
-
-    /// What is wanted of capacity groups.
-    pub fn capacity_targets(&self) -> &Table<CapacityTarget> {
-        &self.capacity_targets
-    }
-
-    /// Digest marks.
-    pub fn digest_marks(&self) -> &Table<DigestMark> {
-        &self.digest_marks
     }
 
     /// The scheduler configuration in force.
@@ -559,67 +457,11 @@ impl State {
         self.changed(table).max(1)
     }
 
-    fn changed(&self, table: TableId) -> Index {
-        match table {
-            TableId::Jobs => self.jobs.changed(),
-            TableId::JobVersions => self.job_versions.changed(),
-            TableId::Nodes => self.nodes.changed(),
-            TableId::Evaluations => self.evaluations.changed(),
-            TableId::Allocations => self.allocations.changed(),
-            TableId::NodePools => self.node_pools.changed(),
-            TableId::Namespaces => self.namespaces.changed(),
-            TableId::SchedulerConfiguration => self.configurations.changed(),
-            TableId::Tombstones => self.tombstones.changed(),
-            TableId::OfflineNodes => self.offline_nodes.changed(),
-            TableId::CapacityGains => self.capacity_gains.changed(),
-            TableId::Sessions => self.sessions.changed(),
-            TableId::DigestMarks => self.digest_marks.changed(),
-            TableId::MassLosses => self.mass_losses.changed(),
-            TableId::InstancePools => self.instance_pools.changed(),
-            TableId::Instances => self.instances.changed(),
-            TableId::ProviderLimits => self.provider_limits.changed(),
-            TableId::ProviderLists => self.provider_lists.changed(),
-            TableId::Unhelped => self.unhelped.changed(),
-            TableId::CapacitySources => self.capacity_sources.changed(),
-            TableId::CapacityTargets => self.capacity_targets.changed(),
-            TableId::Deployments => self.deployments.changed(),
-            TableId::GroupScalings => self.group_scalings.changed(),
-            TableId::PoolHistories => self.pool_histories.changed(),
-            TableId::ProviderStates => self.provider_states.changed(),
-        }
-    }
-
     /// The digest: the sum over all tables and the log time.
     pub fn digest(&self) -> Digest {
         let mut sum = Digest::default();
-        for digest in [
-            self.jobs.digest(),
-            self.job_versions.digest(),
-            self.nodes.digest(),
-            self.evaluations.digest(),
-            self.allocations.digest(),
-            self.node_pools.digest(),
-            self.namespaces.digest(),
-            self.configurations.digest(),
-            self.tombstones.digest(),
-            self.offline_nodes.digest(),
-            self.capacity_gains.digest(),
-            self.sessions.digest(),
-            self.digest_marks.digest(),
-            self.mass_losses.digest(),
-            self.instance_pools.digest(),
-            self.instances.digest(),
-            self.provider_limits.digest(),
-            self.provider_lists.digest(),
-            self.unhelped.digest(),
-            self.capacity_sources.digest(),
-            self.capacity_targets.digest(),
-            self.deployments.digest(),
-            self.group_scalings.digest(),
-            self.pool_histories.digest(),
-            self.provider_states.digest(),
-        ] {
-            sum.add(digest.0);
+        for table in TableId::ALL {
+            sum.add(self.table_digest(table).0);
         }
         sum.add(crate::digest::row_hash(&[0], &codec::encode(&self.head())));
         sum
@@ -630,104 +472,9 @@ impl State {
         self.stored_rows().map(|(key, row)| (key, row.frame()))
     }
 
-    /// All rows with their keys on disk, table by table.
-    pub fn stored_rows(&self) -> impl Iterator<Item = (Vec<u8>, Arc<dyn StoredRow>)> + '_ {
-        self.jobs
-            .stored_rows()
-            .chain(self.job_versions.stored_rows())
-            .chain(self.nodes.stored_rows())
-            .chain(self.evaluations.stored_rows())
-            .chain(self.allocations.stored_rows())
-            .chain(self.node_pools.stored_rows())
-            .chain(self.namespaces.stored_rows())
-            .chain(self.configurations.stored_rows())
-            .chain(self.tombstones.stored_rows())
-            .chain(self.offline_nodes.stored_rows())
-            .chain(self.capacity_gains.stored_rows())
-            .chain(self.sessions.stored_rows())
-            .chain(self.digest_marks.stored_rows())
-            .chain(self.mass_losses.stored_rows())
-            .chain(self.instance_pools.stored_rows())
-            .chain(self.instances.stored_rows())
-            .chain(self.provider_limits.stored_rows())
-            .chain(self.provider_lists.stored_rows())
-            .chain(self.unhelped.stored_rows())
-            .chain(self.capacity_sources.stored_rows())
-            .chain(self.capacity_targets.stored_rows())
-            .chain(self.deployments.stored_rows())
-            .chain(self.group_scalings.stored_rows())
-            .chain(self.pool_histories.stored_rows())
-            .chain(self.provider_states.stored_rows())
-    }
-
-    /// Takes one row as it stands on disk. Rows may come in any order; call [`Self::load_done`]
-    /// after the last.
-    pub fn load_row(&mut self, disk_key: &[u8], frame: &[u8]) -> Result<(), LoadError> {
-        let byte = disk_key.first().copied().unwrap_or(0);
-        let table = TableId::from_byte(byte).ok_or(LoadError::UnknownTable(byte))?;
-        macro_rules! load {
-            ($field:ident) => {
-                self.$field.load(disk_key, frame, |_| ()).map(drop)
-            };
-        }
-        match table {
-            TableId::Jobs => load!(jobs),
-            TableId::JobVersions => load!(job_versions),
-            TableId::Nodes => load!(nodes),
-            TableId::Evaluations => load!(evaluations),
-            TableId::Allocations => load!(allocations),
-            TableId::NodePools => load!(node_pools),
-            TableId::Namespaces => load!(namespaces),
-            TableId::SchedulerConfiguration => load!(configurations),
-            TableId::Tombstones => load!(tombstones),
-            TableId::OfflineNodes => load!(offline_nodes),
-            TableId::CapacityGains => load!(capacity_gains),
-            TableId::Sessions => load!(sessions),
-            TableId::DigestMarks => load!(digest_marks),
-            TableId::MassLosses => load!(mass_losses),
-            TableId::InstancePools => load!(instance_pools),
-            TableId::Instances => load!(instances),
-            TableId::ProviderLimits => load!(provider_limits),
-            TableId::ProviderLists => load!(provider_lists),
-            TableId::Unhelped => load!(unhelped),
-            TableId::CapacitySources => load!(capacity_sources),
-            TableId::CapacityTargets => load!(capacity_targets),
-            TableId::Deployments => load!(deployments),
-            TableId::GroupScalings => load!(group_scalings),
-            TableId::PoolHistories => load!(pool_histories),
-            TableId::ProviderStates => load!(provider_states),
-        }
-        .map_err(|source| LoadError::Row { table, source })
-    }
-
     /// Builds the derived indexes after the last [`Self::load_row`].
     pub fn load_done(&mut self, head: Head) {
-        let changed = |table: TableId| head.tables.get(&table.byte()).copied().unwrap_or(0);
-        self.jobs.set_changed(changed(TableId::Jobs));
-        self.job_versions.set_changed(changed(TableId::JobVersions));
-        self.nodes.set_changed(changed(TableId::Nodes));
-        self.evaluations.set_changed(changed(TableId::Evaluations));
-        self.allocations.set_changed(changed(TableId::Allocations));
-        self.node_pools.set_changed(changed(TableId::NodePools));
-        self.namespaces.set_changed(changed(TableId::Namespaces));
-        self.configurations.set_changed(changed(TableId::SchedulerConfiguration));
-        self.tombstones.set_changed(changed(TableId::Tombstones));
-        self.offline_nodes.set_changed(changed(TableId::OfflineNodes));
-        self.capacity_gains.set_changed(changed(TableId::CapacityGains));
-        self.sessions.set_changed(changed(TableId::Sessions));
-        self.digest_marks.set_changed(changed(TableId::DigestMarks));
-        self.mass_losses.set_changed(changed(TableId::MassLosses));
-        self.instance_pools.set_changed(changed(TableId::InstancePools));
-        self.instances.set_changed(changed(TableId::Instances));
-        self.provider_limits.set_changed(changed(TableId::ProviderLimits));
-        self.provider_lists.set_changed(changed(TableId::ProviderLists));
-        self.unhelped.set_changed(changed(TableId::Unhelped));
-        self.capacity_sources.set_changed(changed(TableId::CapacitySources));
-        self.capacity_targets.set_changed(changed(TableId::CapacityTargets));
-        self.deployments.set_changed(changed(TableId::Deployments));
-        self.group_scalings.set_changed(changed(TableId::GroupScalings));
-        self.pool_histories.set_changed(changed(TableId::PoolHistories));
-        self.provider_states.set_changed(changed(TableId::ProviderStates));
+        self.load_changed(&head.tables);
         (self.index, self.term) = (head.index, head.term);
         (self.at, self.session_floor) = (head.at, head.session_floor);
         self.rebuild_derived();

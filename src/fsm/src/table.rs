@@ -12,69 +12,32 @@ use crate::{
         AllocationId, ClassId, DeploymentId, EvaluationId, Index, InstanceId, JobKey, NodeId,
         RequestId, Text,
     },
+    tables::tables,
 };
 
-/// Number of a table: first byte of its keys on disk.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[repr(u8)]
-pub enum TableId {
-    Jobs = 1,
-    JobVersions = 2,
-    Nodes = 3,
-    Evaluations = 4,
-    Allocations = 5,
-    NodePools = 6,
-    Namespaces = 7,
-    SchedulerConfiguration = 8,
-    Tombstones = 9,
-    OfflineNodes = 10,
-    CapacityGains = 11,
-    Sessions = 12,
-    DigestMarks = 14,
-    MassLosses = 15,
-    InstancePools = 16,
-    Instances = 17,
-    ProviderLimits = 18,
-    ProviderLists = 19,
-    Unhelped = 20,
-    CapacitySources = 21,
-    CapacityTargets = 22,
-    Deployments = 23,
-    GroupScalings = 24,
-    PoolHistories = 25,
-    ProviderStates = 26,
+macro_rules! table_ids {
+    ($($(#[$doc:meta])* $number:literal $id:ident $field:ident $row:ty,)*) => {
+        /// Number of a table: first byte of its keys on disk.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[repr(u8)]
+        pub enum TableId {
+            $($(#[$doc])* $id = $number,)*
+        }
+
+        impl TableId {
+            /// All tables, in the order of their numbers.
+            pub const ALL: [Self; [$($number),*].len()] = [$(Self::$id),*];
+        }
+
+        $(impl InTable for $row {
+            const TABLE: TableId = TableId::$id;
+        })*
+    };
 }
 
-impl TableId {
-    /// All tables, in the order of their numbers.
-    pub const ALL: [Self; 25] = [
-        Self::Jobs,
-        Self::JobVersions,
-        Self::Nodes,
-        Self::Evaluations,
-        Self::Allocations,
-        Self::NodePools,
-        Self::Namespaces,
-        Self::SchedulerConfiguration,
-        Self::Tombstones,
-        Self::OfflineNodes,
-        Self::CapacityGains,
-        Self::Sessions,
-        Self::DigestMarks,
-        Self::MassLosses,
-        Self::InstancePools,
-        Self::Instances,
-        Self::ProviderLimits,
-        Self::ProviderLists,
-        Self::Unhelped,
-        Self::CapacitySources,
-        Self::CapacityTargets,
-        Self::Deployments,
-        Self::GroupScalings,
-        Self::PoolHistories,
-        Self::ProviderStates,
-    ];
+tables!(table_ids);
 
+impl TableId {
     /// The byte on disk.
     pub const fn byte(self) -> u8 {
         self as u8
@@ -143,12 +106,16 @@ impl Key for (JobKey, Index, u64) {
     }
 }
 
-/// A row of a table.
-pub trait Row: Frame + Clone + Send + Sync + 'static {
-    /// Its key.
-    type Key: Key;
+/// Which table a row is of, as the list of tables says.
+pub trait InTable {
     /// Its table.
     const TABLE: TableId;
+}
+
+/// A row of a table.
+pub trait Row: InTable + Frame + Clone + Send + Sync + 'static {
+    /// Its key.
+    type Key: Key;
     /// The key of this row.
     fn key(&self) -> Self::Key;
 }
@@ -352,21 +319,14 @@ impl<R: Row> Table<R> {
     }
 
     /// Takes a row as it stands on disk, while loading.
-    pub fn load(
-        &mut self,
-        disk: &[u8],
-        frame: &[u8],
-        prepare: impl FnOnce(&mut R),
-    ) -> Result<Arc<R>, DecodeError> {
-        let mut row: R = codec::decode(frame)?;
-        prepare(&mut row);
+    pub fn load(&mut self, disk: &[u8], frame: &[u8]) -> Result<(), DecodeError> {
+        let row: R = codec::decode(frame)?;
         let hash = row_hash(disk, frame);
-        let row = Arc::new(row);
-        if let Some(old) = self.rows.insert(row.key(), Slot { row: Arc::clone(&row), hash }) {
+        if let Some(old) = self.rows.insert(row.key(), Slot { row: Arc::new(row), hash }) {
             self.digest.remove(old.hash);
         }
         self.digest.add(hash);
-        Ok(row)
+        Ok(())
     }
 
     /// All rows with their keys on disk.

@@ -11,7 +11,7 @@ use crate::{
     job::ReschedulePolicy,
     limits,
     resources::{Port, Resources},
-    table::{Row, TableId},
+    table::Row,
 };
 
 /// Why an instance of a batch or sysbatch job ended: what is shown of it, and nothing is decided by.
@@ -230,7 +230,6 @@ pub type LiveName = (Text, u32, NameScope);
 
 impl Row for Allocation {
     type Key = AllocationId;
-    const TABLE: TableId = TableId::Allocations;
 
     fn key(&self) -> AllocationId {
         self.id

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::Peaks;
 use crate::{
     id::{Index, Text, TimeMs},
-    table::{Row, TableId},
+    table::Row,
 };
 
 /// What a group's amounts are amounts of.
@@ -183,7 +183,6 @@ pub struct CapacitySource {
 
 impl Row for CapacitySource {
     type Key = Text;
-    const TABLE: TableId = TableId::CapacitySources;
 
     fn key(&self) -> Text {
         self.name.clone()
@@ -259,7 +258,6 @@ pub struct CapacityTarget {
 
 impl Row for CapacityTarget {
     type Key = Text;
-    const TABLE: TableId = TableId::CapacityTargets;
 
     fn key(&self) -> Text {
         self.name.clone()

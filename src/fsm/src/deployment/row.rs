@@ -8,7 +8,7 @@ use crate::{
     id::{AllocationId, DeploymentId, Index, JobKey, Text, TimeMs},
     job::UpdateStrategy,
     plant::{Plant, is_planted},
-    table::{Row, TableId},
+    table::Row,
 };
 
 /// Why a deployment is as it is, in Nomad's words.
@@ -209,7 +209,6 @@ pub struct Deployment {
 
 impl Row for Deployment {
     type Key = DeploymentId;
-    const TABLE: TableId = TableId::Deployments;
 
     fn key(&self) -> DeploymentId {
         self.id

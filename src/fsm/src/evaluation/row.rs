@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     id::{AllocationId, ClassId, DeploymentId, EvaluationId, Index, JobKey, NodeId, Text, TimeMs},
     job::JobKind,
-    table::{Row, TableId},
+    table::Row,
 };
 
 /// The status of an evaluation. Pending and blocked are open; the others are final.
@@ -210,7 +210,6 @@ pub struct Evaluation {
 
 impl Row for Evaluation {
     type Key = EvaluationId;
-    const TABLE: TableId = TableId::Evaluations;
 
     fn key(&self) -> EvaluationId {
         self.id

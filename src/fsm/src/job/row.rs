@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::Scaling;
 use crate::{
     id::{EvaluationId, Index, JobKey, Text, TimeMs},
-    table::{Row, TableId},
+    table::Row,
 };
 
 /// Which scheduler handles a job.
@@ -603,7 +603,6 @@ impl Job {
 
 impl Row for Job {
     type Key = JobKey;
-    const TABLE: TableId = TableId::Jobs;
 
     fn key(&self) -> JobKey {
         self.key.clone()
@@ -671,7 +670,6 @@ pub struct VersionTag {
 
 impl Row for JobVersion {
     type Key = (JobKey, Index, u64);
-    const TABLE: TableId = TableId::JobVersions;
 
     fn key(&self) -> (JobKey, Index, u64) {
         (self.spec.key.clone(), self.create_index, self.version)

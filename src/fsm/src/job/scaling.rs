@@ -20,7 +20,7 @@ use crate::{
     id::{EvaluationId, Index, JobKey, ScalingPolicyId, Text, TimeMs},
     limits,
     state::State,
-    table::{Row, TableId},
+    table::Row,
 };
 
 /// Within which bounds the count of a group may be moved, and what an autoscaler is told.
@@ -93,7 +93,6 @@ pub struct GroupScaling {
 
 impl Row for GroupScaling {
     type Key = (JobKey, Text);
-    const TABLE: TableId = TableId::GroupScalings;
 
     fn key(&self) -> (JobKey, Text) {
         (self.job.clone(), self.group.clone())

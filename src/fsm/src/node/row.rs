@@ -9,7 +9,7 @@ use super::computed_class;
 use crate::{
     id::{ClassId, Index, InstanceId, JobKey, NodeId, Text, TimeMs},
     resources::Resources,
-    table::{Row, TableId},
+    table::Row,
 };
 
 /// Whether the agent is heard from.
@@ -435,7 +435,6 @@ pub struct Node {
 
 impl Row for Node {
     type Key = NodeId;
-    const TABLE: TableId = TableId::Nodes;
 
     fn key(&self) -> NodeId {
         self.id
@@ -573,7 +572,6 @@ pub struct Tombstone {
 
 impl Row for Tombstone {
     type Key = NodeId;
-    const TABLE: TableId = TableId::Tombstones;
 
     fn key(&self) -> NodeId {
         self.node
@@ -593,7 +591,6 @@ pub struct OfflineNode {
 
 impl Row for OfflineNode {
     type Key = NodeId;
-    const TABLE: TableId = TableId::OfflineNodes;
 
     fn key(&self) -> NodeId {
         self.node
@@ -623,7 +620,6 @@ pub struct MassLossEnd {
 
 impl Row for MassLoss {
     type Key = ();
-    const TABLE: TableId = TableId::MassLosses;
 
     fn key(&self) {}
 }
@@ -648,7 +644,6 @@ pub struct CapacityGain {
 
 impl Row for CapacityGain {
     type Key = GainKey;
-    const TABLE: TableId = TableId::CapacityGains;
 
     fn key(&self) -> GainKey {
         self.key

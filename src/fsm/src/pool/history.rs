@@ -21,7 +21,7 @@ use crate::{
     id::{Index, Text, TimeMs},
     limits,
     state::State,
-    table::{Row, TableId},
+    table::Row,
 };
 
 /// Length of a part of the hour in which creates are counted, ms.
@@ -99,7 +99,6 @@ pub struct PoolHistory {
 
 impl Row for PoolHistory {
     type Key = Text;
-    const TABLE: TableId = TableId::PoolHistories;
 
     fn key(&self) -> Text {
         self.pool.clone()

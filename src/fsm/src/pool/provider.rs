@@ -13,7 +13,7 @@ use crate::{
     id::{Index, Text, TimeMs},
     node::clip,
     state::State,
-    table::{Row, TableId},
+    table::Row,
 };
 
 /// How a provider does, as the leader found it last.
@@ -43,7 +43,6 @@ impl ProviderState {
 
 impl Row for ProviderState {
     type Key = Text;
-    const TABLE: TableId = TableId::ProviderStates;
 
     fn key(&self) -> Text {
         self.provider.clone()

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     capacity::{CapacityGroup, Member},
     id::{AllocationId, Index, InstanceId, JobKey, NodeId, Text, TimeMs},
-    table::{Row, TableId},
+    table::Row,
 };
 
 /// A pool of machines of one provider. It feeds the node pool of its name.
@@ -95,7 +95,6 @@ pub struct DeclaredNode {
 
 impl Row for InstancePool {
     type Key = Text;
-    const TABLE: TableId = TableId::InstancePools;
 
     fn key(&self) -> Text {
         self.name.clone()
@@ -285,7 +284,6 @@ pub struct Instance {
 
 impl Row for Instance {
     type Key = InstanceId;
-    const TABLE: TableId = TableId::Instances;
 
     fn key(&self) -> InstanceId {
         self.id
@@ -356,7 +354,6 @@ pub struct ProviderLimit {
 
 impl Row for ProviderLimit {
     type Key = (Text, LimitScope);
-    const TABLE: TableId = TableId::ProviderLimits;
 
     fn key(&self) -> (Text, LimitScope) {
         (self.pool.clone(), self.scope.clone())
@@ -395,7 +392,6 @@ pub struct ProviderList {
 
 impl Row for ProviderList {
     type Key = Text;
-    const TABLE: TableId = TableId::ProviderLists;
 
     fn key(&self) -> Text {
         self.provider.clone()
@@ -423,7 +419,6 @@ pub struct Unhelped {
 
 impl Row for Unhelped {
     type Key = JobKey;
-    const TABLE: TableId = TableId::Unhelped;
 
     fn key(&self) -> JobKey {
         self.job.clone()

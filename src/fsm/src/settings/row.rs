@@ -8,7 +8,7 @@ use crate::{
     id::{Index, Text},
     job::JobKind,
     limits,
-    table::{Row, TableId},
+    table::Row,
 };
 
 /// A node pool. `all` (every node) and `default` always exist.
@@ -25,7 +25,6 @@ pub struct NodePool {
 
 impl Row for NodePool {
     type Key = Text;
-    const TABLE: TableId = TableId::NodePools;
 
     fn key(&self) -> Text {
         self.name.clone()
@@ -44,7 +43,6 @@ pub struct Namespace {
 
 impl Row for Namespace {
     type Key = Text;
-    const TABLE: TableId = TableId::Namespaces;
 
     fn key(&self) -> Text {
         self.name.clone()
@@ -111,7 +109,6 @@ pub struct SchedulerConfiguration {
 
 impl Row for SchedulerConfiguration {
     type Key = ();
-    const TABLE: TableId = TableId::SchedulerConfiguration;
 
     fn key(&self) {}
 }

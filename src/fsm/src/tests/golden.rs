@@ -26,7 +26,7 @@ use crate::{
         NodeReport, Replacement, RescheduleEvent, StopAllocation, TaskEvent, TaskState,
         UpdateAllocations,
     },
-    codec::{self, DecodeError, Frame, HEADER_BYTES, KINDS},
+    codec::{self, DecodeError, Frame, HEADER_BYTES},
     command::{Command, DispatchAnswer, IndexConflict, Proposal, Rejection, Reply},
     deployment::{
         AllocationDeployment, AllocationHealth, Deployment, DeploymentGoal, NewDeployment,
@@ -893,7 +893,7 @@ fn frames_are_those_of_the_golden_file() {
     let mut pinned = golden.kinds;
     pinned.sort_unstable();
     pinned.dedup();
-    let mut all = KINDS.to_vec();
+    let mut all = codec::kinds();
     all.sort_unstable();
     assert_eq!(pinned, all, "a kind is not pinned");
 

@@ -20,8 +20,9 @@ use crate::{
     },
     settings::SetSchedulerConfiguration,
     state::{LoadError, State},
-    table::TableId,
-    testing::{Driver, capacity_group, job, job_with_ports, port, reload, rolling_job, rows},
+    table::{ChangeSet, Row, TableId},
+    tables::tables,
+    testing::{self, Driver, capacity_group, job, job_with_ports, port, reload, rolling_job, rows},
 };
 
 fn busy_cluster() -> Driver {
@@ -140,6 +141,30 @@ fn a_loaded_state_is_the_same_and_goes_on_the_same() {
         other.liveness("a", Liveness::Down);
     }
     assert_eq!(driver.state.digest(), loaded.state.digest());
+}
+
+/// A row that is gone is missed by the digest and by the disk, and whoever waits for its table is woken.
+#[test]
+fn a_row_of_each_table_counts() {
+    let state = busy_cluster().state;
+    macro_rules! rows_count {
+        ($($(#[$doc:meta])* $number:literal $id:ident $field:ident $row:ty,)*) => {$(
+            let table = TableId::$id;
+            let key = state.$field().iter().next().unwrap().key();
+            let left = testing::without::<$row>(&state, &key);
+            assert_eq!(left.head(), state.head(), "{table:?}");
+            assert_ne!(left.digest(), state.digest(), "{table:?}");
+            assert_ne!(rows(&left), rows(&state), "{table:?}");
+            assert_eq!(left.table_len(table) + 1, state.table_len(table), "{table:?}");
+            let mut changed = state.clone();
+            let mut changes = ChangeSet::default();
+            changes.index = 1_000_000;
+            changed.$field.remove(&key, &mut changes);
+            assert_eq!(changed.table_index(table), 1_000_000);
+            assert_eq!(reload(&changed).table_index(table), 1_000_000);
+        )*};
+    }
+    tables!(rows_count);
 }
 
 /// Rows may come in any order.
