@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::caller_of;
 use crate::{
-    api::{AgentApi, Answer, ApiError, Caller, Limit, Way},
+    api::{AgentApi, Answer, ApiError, Caller, Limit, Way, Written},
     rt::{self, Semaphore},
 };
 
@@ -55,18 +55,8 @@ impl CapacityService {
         };
         let command = Command::SetRequirements(SetRequirements { words: vec![word] });
         match self.api.write(caller, command, None, WORD_TIMEOUT).await {
-            Ok(written) => match written.reply {
-                Reply::Rejected(rejection) => refused(&rejection, heard),
-                Reply::Done
-                | Reply::Job { .. }
-                | Reply::Node { .. }
-                | Reply::Evaluations(_)
-                | Reply::Plans(_)
-                | Reply::Deployment { .. }
-                | Reply::Dispatched(_)
-                | Reply::Collected(_)
-                | Reply::Requirements(_) => heard(pb::Outcome::Taken),
-            },
+            Ok(Written { reply: Reply::Rejected(rejection), .. }) => refused(&rejection, heard),
+            Ok(_) => heard(pb::Outcome::Taken),
             Err(error) => failed(&error, heard),
         }
     }

@@ -2,7 +2,7 @@
 
 use axum::{Router, routing::get};
 use fsm::{
-    AllocationId, Command, Reply, State,
+    AllocationId, Command, State,
     allocation::{Replacement, StopAllocation},
     table::TableId,
 };
@@ -63,18 +63,7 @@ async fn stop(call: Call) -> Result<Answer, Error> {
         evaluation: call.evaluation_id(),
     });
     let written = call.write(command).await?;
-    let evaluation = match &written.reply {
-        Reply::Evaluations(made) => made.first().copied(),
-        Reply::Job { evaluation, .. } => *evaluation,
-        Reply::Done
-        | Reply::Rejected(_)
-        | Reply::Node { .. }
-        | Reply::Plans(_)
-        | Reply::Deployment { .. }
-        | Reply::Dispatched(_)
-        | Reply::Collected(_)
-        | Reply::Requirements(_) => None,
-    };
+    let evaluation = written.reply.evaluations().first().copied();
     let answer = json!({ "EvalID": evaluation.map_or_else(String::new, |id| id.to_string()) });
     call.answer_write(&written, answer)
 }

@@ -174,17 +174,11 @@ async fn write(call: &Call, command: impl Into<Command>) -> Result<Answer, Error
 }
 
 fn reply(written: &Written) -> Value {
-    let (evaluation, reverted_to) = match &written.reply {
-        Reply::Deployment { evaluation, reverted_to } => (*evaluation, *reverted_to),
-        Reply::Done
-        | Reply::Rejected(_)
-        | Reply::Job { .. }
-        | Reply::Node { .. }
-        | Reply::Evaluations(_)
-        | Reply::Plans(_)
-        | Reply::Dispatched(_)
-        | Reply::Collected(_)
-        | Reply::Requirements(_) => (None, None),
+    let evaluation = written.reply.evaluations().first().copied();
+    let reverted_to = if let Reply::Deployment { reverted_to, .. } = &written.reply {
+        *reverted_to
+    } else {
+        None
     };
     json!({
         "EvalID": evaluation.map_or_else(String::new, |id| id.to_string()),

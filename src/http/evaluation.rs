@@ -97,18 +97,7 @@ async fn delete(call: Call) -> Result<Answer, Error> {
 
 async fn delete_some(call: &Call, ids: Vec<EvaluationId>) -> Result<(Written, u64), Error> {
     let written = call.write(Command::DeleteEvaluations(DeleteEvaluations { ids })).await?;
-    let count = match written.reply {
-        Reply::Collected(count) => count,
-        Reply::Done
-        | Reply::Rejected(_)
-        | Reply::Job { .. }
-        | Reply::Node { .. }
-        | Reply::Evaluations(_)
-        | Reply::Plans(_)
-        | Reply::Deployment { .. }
-        | Reply::Dispatched(_)
-        | Reply::Requirements(_) => 0,
-    };
+    let count = if let Reply::Collected(count) = written.reply { count } else { 0 };
     Ok((written, count))
 }
 

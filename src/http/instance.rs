@@ -74,23 +74,9 @@ async fn behavior(call: Call) -> Result<Answer, Error> {
     let evaluation_ids = call.evaluation_ids(wanted);
     let command = SetInstanceBehavior { id, behavior, deadline_ms, by, reason, evaluation_ids };
     let written = call.write(Command::SetInstanceBehavior(command)).await?;
-    let ids = made(&written.reply);
+    let made = written.reply.evaluations();
+    let ids: Vec<Value> = made.iter().map(|id| id.to_string().into()).collect();
     call.answer_write(&written, json!({ "EvalIDs": ids }))
-}
-
-fn made(reply: &fsm::Reply) -> Vec<Value> {
-    match reply {
-        fsm::Reply::Evaluations(made) => made.iter().map(|id| id.to_string().into()).collect(),
-        fsm::Reply::Done
-        | fsm::Reply::Rejected(_)
-        | fsm::Reply::Job { .. }
-        | fsm::Reply::Node { .. }
-        | fsm::Reply::Plans(_)
-        | fsm::Reply::Deployment { .. }
-        | fsm::Reply::Dispatched(_)
-        | fsm::Reply::Collected(_)
-        | fsm::Reply::Requirements(_) => Vec::new(),
-    }
 }
 
 async fn shut_down(call: Call) -> Result<Answer, Error> {

@@ -374,17 +374,11 @@ fn priority(given: Option<u64>) -> Result<Option<u16>, Error> {
 }
 
 pub(super) fn job_reply(written: &Written) -> Value {
-    let (evaluation, job_modify_index) = match &written.reply {
-        Reply::Job { evaluation, job_modify_index, found: _ } => (*evaluation, *job_modify_index),
-        Reply::Evaluations(made) => (made.first().copied(), written.index),
-        Reply::Done
-        | Reply::Rejected(_)
-        | Reply::Node { .. }
-        | Reply::Plans(_)
-        | Reply::Deployment { .. }
-        | Reply::Dispatched(_)
-        | Reply::Collected(_)
-        | Reply::Requirements(_) => (None, written.index),
+    let evaluation = written.reply.evaluations().first().copied();
+    let job_modify_index = if let Reply::Job { job_modify_index, .. } = &written.reply {
+        *job_modify_index
+    } else {
+        written.index
     };
     let made = evaluation.map(tracing::field::display);
     tracing::debug!(evaluation = made, index = written.index, "a job is evaluated");

@@ -104,18 +104,12 @@ fn answer_node(call: &Call, written: &Written) -> Result<Answer, Error> {
 }
 
 fn node_answer(written: &Written) -> Value {
-    let (modify_index, made): (u64, &[EvaluationId]) = match &written.reply {
-        Reply::Node { incarnation: _, modify_index, evaluations } => (*modify_index, evaluations),
-        Reply::Evaluations(made) => (written.index, made),
-        Reply::Done
-        | Reply::Rejected(_)
-        | Reply::Job { .. }
-        | Reply::Plans(_)
-        | Reply::Deployment { .. }
-        | Reply::Dispatched(_)
-        | Reply::Collected(_)
-        | Reply::Requirements(_) => (written.index, &[]),
+    let modify_index = if let Reply::Node { modify_index, .. } = &written.reply {
+        *modify_index
+    } else {
+        written.index
     };
+    let made = written.reply.evaluations();
     let ids: Vec<String> = made.iter().map(ToString::to_string).collect();
     json!({
         "NodeModifyIndex": modify_index,
@@ -173,18 +167,7 @@ async fn eligibility(call: Call) -> Result<Answer, Error> {
 
 /// The incarnations of nodes that are registered begin with 1.
 fn is_unregistered(reply: &Reply) -> bool {
-    match reply {
-        Reply::Node { incarnation, .. } => *incarnation == 0,
-        Reply::Done
-        | Reply::Rejected(_)
-        | Reply::Job { .. }
-        | Reply::Evaluations(_)
-        | Reply::Plans(_)
-        | Reply::Deployment { .. }
-        | Reply::Dispatched(_)
-        | Reply::Collected(_)
-        | Reply::Requirements(_) => false,
-    }
+    matches!(reply, Reply::Node { incarnation: 0, .. })
 }
 
 async fn suspend(call: Call) -> Result<Answer, Error> {

@@ -164,19 +164,13 @@ async fn set(
     });
     let written =
         call.api.write(call.caller, command, call.request_id(), call.options.timeout).await?;
-    let updated = match &written.reply {
-        Reply::Rejected(Rejection::IndexConflict { .. }) => false,
-        Reply::Rejected(rejection) => return Err(rejection.clone().into()),
-        Reply::Done
-        | Reply::Job { .. }
-        | Reply::Node { .. }
-        | Reply::Evaluations(_)
-        | Reply::Plans(_)
-        | Reply::Deployment { .. }
-        | Reply::Dispatched(_)
-        | Reply::Collected(_)
-        | Reply::Requirements(_) => true,
-    };
+    let mut updated = true;
+    if let Reply::Rejected(rejection) = &written.reply {
+        let Rejection::IndexConflict { .. } = rejection else {
+            return Err(rejection.clone().into());
+        };
+        updated = false;
+    }
     Ok(Set { written, updated })
 }
 

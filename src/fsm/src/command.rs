@@ -4,6 +4,8 @@
 //! The number of a variant is its place, and a golden test pins every one. An unknown number does
 //! not decode, and an entry that does not decode stops the server instead of being skipped.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -306,6 +308,28 @@ pub enum Reply {
     Dispatched(Vec<DispatchAnswer>),
 }
 
+impl Reply {
+    /// The evaluations that were made.
+    pub fn evaluations(&self) -> Cow<'_, [EvaluationId]> {
+        match self {
+            Self::Job { evaluation, .. } | Self::Deployment { evaluation, .. } => {
+                Cow::Borrowed(evaluation.as_slice())
+            }
+            Self::Node { evaluations, .. } | Self::Evaluations(evaluations) => {
+                Cow::Borrowed(evaluations)
+            }
+            Self::Dispatched(answers) => {
+                answers.iter().filter_map(DispatchAnswer::evaluation).collect()
+            }
+            Self::Done
+            | Self::Rejected(_)
+            | Self::Plans(_)
+            | Self::Collected(_)
+            | Self::Requirements(_) => Cow::default(),
+        }
+    }
+}
+
 /// What became of a dispatch.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum DispatchAnswer {
@@ -321,4 +345,13 @@ pub enum DispatchAnswer {
     },
     /// It made nothing.
     Refused(Rejection),
+}
+
+impl DispatchAnswer {
+    fn evaluation(&self) -> Option<EvaluationId> {
+        match self {
+            Self::Child { evaluation, .. } => *evaluation,
+            Self::Refused(_) => None,
+        }
+    }
 }
