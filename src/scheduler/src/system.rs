@@ -222,6 +222,13 @@ impl<'a> Work<'a> {
         (allocation.job_create_index, allocation.job_version) == self.version
     }
 
+    /// What was there last is of an older version.
+    fn is_outdated(&self, previous: Option<&Allocation>) -> bool {
+        previous.is_some_and(|row| {
+            row.job_create_index == self.version.0 && row.job_version != self.version.1
+        })
+    }
+
     /// A sysbatch instance that ended by itself, or by a drain or a user, is done until the job changes; one of a system job if that user said so.
     fn has_finished(&self, allocation: &Allocation) -> bool {
         let runs_once = self.kind == JobKind::Sysbatch;
@@ -360,6 +367,21 @@ impl<'a> Work<'a> {
             let previous = standing.previous.get(&node).copied();
             let mut seat = Seat { number, position, version: None, canary: false };
             if !step.is_open {
+                // Where the current version may not run an older one is stopped: it must not come back.
+                if !self.stack.may_run_on(number, self.stack.node(position)) {
+                    continue;
+                }
+                if self.is_outdated(previous) && self.wants_canary(standing, step) {
+                    if !self.draft.has_room() {
+                        return false;
+                    }
+                    let canary = Seat { canary: true, ..seat };
+                    if self.place(group, canary, previous).is_ok() {
+                        step.filled += 1;
+                        step.placed += 1;
+                        continue;
+                    }
+                }
                 let Some(held) = self.held(standing, step, previous, seat) else { continue };
                 seat = held;
             }

@@ -297,22 +297,38 @@ impl Step<'_> {
     }
 
     /// An instance of an older version that takes the place of one of the same version, while the current one is rolled out, or that is missing of it; or of a
-    /// stable version of a system job, in the place of a canary whose deployment has failed.
+    /// stable version of a system job, in the place of a canary whose deployment has failed, or has its canaries on other nodes by now. A system job whose
+    /// canaries have found no room has no deployment yet, and is held back like one that has.
     fn takes_a_place(&self, row: &Allocation, job: &fsm::Job) -> bool {
+        let rollout = self.new.current_deployment(job);
         if row.previous.is_none() {
-            let rollout = self.new.current_deployment(job);
             return rollout.is_some_and(|rollout| self.is_missing(row, job, rollout));
         }
-        let previous = row.previous.and_then(|id| self.old.allocations().get(&id));
         // It may have been let go on since the pass looked.
-        let Some((rollout, previous)) = self.new.current_deployment(job).zip(previous) else {
-            return false;
+        let previous = row.previous.and_then(|id| self.old.allocations().get(&id));
+        let Some(previous) = previous else { return false };
+        let is_same = version(previous) == version(row);
+        let Some(rollout) = rollout else {
+            return is_same && row.per_node && self.begins_with_canaries(row, job);
         };
         let goes_back = row.per_node
-            && rollout.status == DeploymentStatus::Failed
             && previous.canary_of == Some(rollout.id)
-            && self.is_stable(row);
-        goes_back || version(previous) == version(row)
+            && self.is_stable(row)
+            && (rollout.status == DeploymentStatus::Failed || self.has_canaries(row, rollout));
+        goes_back || is_same
+    }
+
+    fn begins_with_canaries(&self, row: &Allocation, job: &fsm::Job) -> bool {
+        let group = self.old.current_spec(job).and_then(|spec| spec.group(&row.group));
+        group.and_then(|group| group.update.as_ref()).is_some_and(|update| update.canaries > 0)
+    }
+
+    /// Whether as many canaries of the row's group are live as the deployment is to have.
+    fn has_canaries(&self, row: &Allocation, rollout: &Deployment) -> bool {
+        let rows = self.new.allocations().iter().filter(|other| other.group == row.group);
+        let live = rows.filter(|other| is_live(other) && other.canary_of == Some(rollout.id));
+        let wanted = rollout.groups.get(&row.group).map_or(0, |own| own.goal.canaries);
+        live.count() >= wanted as usize
     }
 
     /// Whether an instance comes back that is of no known one's place: its version is that of another of the group, or stable, and wanted so many.

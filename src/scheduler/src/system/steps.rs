@@ -245,13 +245,16 @@ impl Work<'_> {
                 Some(Seat { canary, ..seat })
             }
             Some(row) => Some(Seat { version: Some(row.job_version), ..seat }),
-            None => {
-                let wants = self.rollout.takes_canaries()
-                    && !standing.is_stuck
-                    && step.canaries.is_some_and(|wanted| there < wanted);
-                wants.then_some(Seat { canary: true, ..seat })
-            }
+            None => self.wants_canary(standing, step).then_some(Seat { canary: true, ..seat }),
         }
+    }
+
+    /// Fewer canaries are there than the deployment begins with, and more may come.
+    pub(super) fn wants_canary(&self, standing: &Standing<'_>, step: &Step) -> bool {
+        let there = standing.canaries.saturating_add(step.placed);
+        self.rollout.takes_canaries()
+            && !standing.is_stuck
+            && step.canaries.is_some_and(|wanted| there < wanted)
     }
 
     /// Whether the allocation is of a deployment that has failed: it is not tried again.

@@ -436,3 +436,46 @@ fn failed_instances_of_the_older_version_use_up_the_step() {
     let plan = step(&mut cluster, &spec);
     assert_eq!(plan.counts(), (1, 1, 0));
 }
+
+/// Where the current version may not run an older one ends, and does not come back while canaries wait for their promotion.
+#[test]
+fn an_older_version_stays_away_from_where_the_current_one_may_not_run() {
+    let (mut cluster, mut spec) = changed(3, 1, 30, false);
+    cluster.change_node(1, |node| {
+        let mut description = (*node.description).clone();
+        description.attributes.insert("kernel.name".into(), "plan9".into());
+        node.description = description.into();
+        node.class = fsm::node::computed_class(&node.description);
+    });
+    spec.groups[0].constraints = vec![Constraint {
+        left: "${attr.kernel.name}".into(),
+        operand: "=".into(),
+        right: "linux".into(),
+    }];
+    cluster.register(&spec);
+    let plan = step(&mut cluster, &spec);
+    assert_eq!(plan.counts(), (1, 2, 0), "a canary, and the end of the one that may not be there");
+    assert!(plan.placements[0].canary && plan.placements[0].node != NodeId(id(1)));
+    healthy(&mut cluster, &plan);
+    assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
+}
+
+/// A canary that finds no room where something runs goes where nothing does, before an older version comes back there: a rollout that cannot begin would wait for ever.
+#[test]
+fn a_canary_without_room_goes_where_nothing_runs() {
+    let (mut cluster, mut spec) = changed(2, 1, 50, false);
+    let mut filler = job(JobKind::Service);
+    filler.key = fsm::JobKey::new("default", "filler");
+    filler.priority = 100;
+    filler.groups[0].tasks[0].resources.cpu_mhz = 3_000;
+    cluster.register(&filler);
+    cluster.allocation(&filler, 0, 2);
+    spec.groups[0].tasks[0].resources.cpu_mhz = 2_000;
+    cluster.register(&spec);
+    let first = live(&cluster, &spec, 0).into_iter().find(|row| row.node == NodeId(id(1))).unwrap();
+    cluster.end(first.id, ClientStatus::Complete);
+    let plan = step(&mut cluster, &spec);
+    let placed: Vec<_> = plan.placements.iter().map(|one| (one.node, one.canary)).collect();
+    assert_eq!(placed, [(NodeId(id(1)), true)]);
+    assert_eq!(live(&cluster, &spec, 0).len(), 1);
+}
