@@ -654,8 +654,8 @@ mod tests {
         assert!(world.is_woken("b") && world.is_woken("c") && !world.is_woken("a"));
     }
 
-    /// One that others of its job have superseded, and that is gone before it is canceled, gives its
-    /// room back.
+    /// One that others of its job have superseded gives its room back, also when it is gone before
+    /// it is canceled.
     #[test]
     fn room_is_passed_on_by_what_is_superseded() {
         let mut world = with_one_out_for_room();
@@ -669,7 +669,7 @@ mod tests {
         assert!(world.is_woken("b"));
     }
 
-    /// What no effect of the evaluation itself tells: its job asks for less, or may evict others, or
+    /// What no effect of the evaluation itself tells: its job asks for less or may evict others,
     /// its node is gone.
     #[test]
     fn what_changes_around_an_evaluation_wakes_it() {
