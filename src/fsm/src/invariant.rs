@@ -2,7 +2,7 @@
 //! of an operator; none of them is cheap.
 
 use crate::{
-    id::Index,
+    id::{Index, Text},
     limits::LET_IN_MAX,
     node::DrainStatus,
     pool::{Behavior, InstanceState, ShutdownCause},
@@ -32,6 +32,7 @@ const CHECKS: &[Check] = &[
     ("deployment-counts", deployment_counts),
     ("instance-binding", instance_binding),
     ("instance-life", instance_life),
+    ("pool-memory", pool_memory),
     ("capacity-sums", capacity_sums),
     ("capacity-members", capacity_members),
     ("last-drain", last_drain),
@@ -315,6 +316,23 @@ fn instance_binding(state: &State, out: &mut Vec<String>) {
         let named = state.nodes.get(&node).and_then(|node| node.instance);
         if named.is_none_or(|named| named.id != row.id) {
             out.push(format!("instance {} has node {node}, which is {named:?}", row.id));
+        }
+    }
+}
+
+/// What is remembered for a pool is about the pool and the types that it has now.
+fn pool_memory(state: &State, out: &mut Vec<String>) {
+    for row in state.unhelped.iter() {
+        let pool = state.instance_pools.get(&row.pool);
+        if pool.is_none_or(|pool| pool.modify_index != row.pool_modify_index) {
+            out.push(format!("job {} is not helped by a pool as it was: {row:?}", row.job));
+        }
+    }
+    for row in state.pool_histories.iter() {
+        let pool = state.instance_pools.get(&row.pool);
+        let is_known = |kind: &Text| pool.is_some_and(|pool| pool.types.contains_key(kind));
+        for kind in row.types.keys().filter(|kind| !is_known(kind)) {
+            out.push(format!("type {kind} backs off, and pool {} has none such", row.pool));
         }
     }
 }

@@ -186,6 +186,27 @@ pub(crate) fn job(state: &mut State, name: &str, kind: JobKind, count: u32, max_
     fsm::testing::put(state, &version);
 }
 
+/// Puts such a job, an instance of which takes so much disk, with a spec that `change` has made.
+pub(crate) fn job_that_asks(
+    state: &mut State,
+    name: &str,
+    disk_mb: u64,
+    change: impl FnOnce(&mut JobSpec),
+) {
+    job(state, name, JobKind::Service, 1, 1);
+    let key = job_key(name);
+    let row = state.jobs().get(&key).expect("it was just put");
+    let versions = state.versions_of(&key, row.create_index);
+    let mut version =
+        (**versions.iter().find(|one| one.version == 0).expect("it was just put")).clone();
+    let mut spec = (*version.spec).clone();
+    spec.node_pool = "all".into();
+    spec.groups[0].disk_mb = disk_mb;
+    change(&mut spec);
+    version.spec = Arc::new(spec);
+    fsm::testing::put(state, &version);
+}
+
 /// A running allocation of a job made by [`job`].
 pub(crate) fn allocation(name: &str, job: &str, node: &str) -> Allocation {
     Allocation {

@@ -66,7 +66,7 @@ impl Stage {
     }
 
     /// What the newest blocked evaluation of a job waits for.
-    fn waits_for(&self, job: &str) -> String {
+    pub(super) fn waits_for(&self, job: &str) -> String {
         let blocked = self.blocked(job);
         blocked.iter().map(|one| one["WaitsFor"].to_string()).collect()
     }

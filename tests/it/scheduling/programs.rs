@@ -34,6 +34,17 @@ def moody(call):
     if call["call"] == "list" and (ROOT / "empty").exists():
         (ROOT / "empty").unlink()
         return {"result": {"scope": SCOPE, "machines": []}}
+    if (ROOT / "dead").exists():  # machines are there, and their agents never start
+        if call["call"] == "create":
+            folder = folder_of(call["key"])
+            folder.mkdir(exist_ok=True)
+            write(folder, {"tags": call["tags"], "slot": -1})
+            return {"result": {"provider_id": folder.name, "address": "127.0.0.1", "scope": SCOPE}}
+        if call["call"] == "list":
+            there = [{"provider_id": name, "address": "127.0.0.1", "tags": one["tags"]} for name, one in machines().items()]
+            return {"result": {"scope": SCOPE, "machines": there}}
+        if call["call"] == "describe" and (ROOT / "booting").exists():
+            return {"result": {"state": "booting", "address": "127.0.0.1"}}
     deaths = int(read(ROOT / "deaths") or 0) if call["call"] == "create" else 0
     if deaths:
         (ROOT / "deaths").write_text(str(deaths - 1))
@@ -210,6 +221,65 @@ fn a_killed_program_is_started_again_and_makes_no_machine_twice() {
     wait_until("another one goes on", PATIENCE, || *programs().last().unwrap() != last);
     assert_eq!((stage.instances().len(), stage.cluster.machines().len()), (1, 1));
     stage.stop("web", true);
+    stage.await_empty();
+    stage.finish();
+}
+
+/// A pool whose machines fail is protected, whoever leads: the next leader makes one machine at a
+/// time too, though the pause is over and three are wanted, and says so. `pool resume` ends it.
+#[test]
+fn a_protected_pool_stays_so_under_the_next_leader() {
+    let Some(mut stage) = stage() else { return };
+    let pool = json!({
+        "Provider": "local", "Max": 3, "IdleTimeoutMs": IDLE_MS, "ProtectAfter": 3,
+        "Types": [kind("small")],
+    });
+    stage.client.put("/v1/instance-pool/burst", &pool).ok();
+    wait_until("the program runs", PATIENCE, || !stage.asked().is_empty());
+    stage.mood("dead", "");
+    stage.register(&job("web", 3));
+    let says = |stage: &Stage, what: &str| {
+        stage.client.get("/v1/instance-pool/burst").ok()["Waits"].to_string().contains(what)
+    };
+    wait_until("three have failed", PATIENCE, || says(&stage, "protected since"));
+
+    // What is made from now on neither serves nor fails.
+    stage.mood("booting", "");
+    let leader = stage.cluster.leader();
+    stage.client = stage.cluster.client(stage.cluster.others(&[leader])[0]);
+    stage.cluster.kill(leader);
+    stage.cluster.start_one(leader);
+    stage.cluster.await_ready_all();
+    let mut most = 0;
+    let mut count = || {
+        let rows = stage.instances();
+        let tried = rows.iter().filter(|row| text(row, "State") != "shutdown").count();
+        most = most.max(tried);
+        tried
+    };
+    wait_until("one is tried, and the pause is over", PATIENCE, || {
+        count() == 1 && !says(&stage, "not creating type")
+    });
+    let lists = || stage.asked().iter().filter(|one| one.call == "list").count();
+    let until = lists() + 3;
+    wait_until("more lists have come", PATIENCE, || {
+        count();
+        lists() >= until
+    });
+    assert_eq!(most, 1, "one at a time");
+    assert!(says(&stage, "protected since"));
+    assert!(stage.waits_for("web").contains("so one is made at a time"));
+
+    let leader = format!("-address=http://{}", stage.cluster.http(stage.cluster.leader()));
+    let resumed = program().args(["pool", "resume", &leader, "burst"]).status().unwrap();
+    assert!(resumed.success());
+    wait_until("all are tried", PATIENCE, || {
+        stage.instances().len() == 3 && !says(&stage, "protected since")
+    });
+    stage.stop("web", true);
+    for mood in ["booting", "dead"] {
+        fs::remove_file(stage.cluster.machines_directory().join(mood)).unwrap();
+    }
     stage.await_empty();
     stage.finish();
 }

@@ -75,19 +75,21 @@ impl Turn<'_> {
         self.put_history(history);
     }
 
-    /// A machine did not come to serve. The caller stores its row. Once for each machine.
+    /// A machine did not come to serve. The caller stores its row. Once for each machine. One whose
+    /// type has changed or went since says nothing of the types that the pool has now.
     pub(super) fn boot_failed(&mut self, row: &mut Instance, how: BootFailure, detail: &Text) {
         let pool = self.state.instance_pools.get(&row.pool).cloned();
         let Some(pool) = pool.filter(|_| row.failed_at == 0) else { return };
         row.failed_at = self.at;
+        let kind = &row.kind.name;
+        if pool.types.get(kind) != Some(&row.kind) {
+            return;
+        }
         let mut history = self.history(&pool.name);
         self.count_in_a_row(&mut history, &pool, row, how);
-        let kind = &row.kind.name;
-        if pool.types.contains_key(kind) {
-            let known = history.types.remove(kind);
-            let backoff = self.raised(&pool, row, known, how, detail);
-            history.types.insert(kind.clone(), backoff);
-        }
+        let known = history.types.remove(kind);
+        let backoff = self.raised(&pool, row, known, how, detail);
+        history.types.insert(kind.clone(), backoff);
         self.put_history(history);
     }
 

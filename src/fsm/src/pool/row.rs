@@ -406,7 +406,7 @@ pub struct Unhelped {
     /// Modify index of the job's spec that this is about.
     pub job_modify_index: Index,
     pub pool: Text,
-    /// Modify index of the pool that this is about.
+    /// Invariant: the modify index of the pool as it is now; the row goes when the pool changes.
     pub pool_modify_index: Index,
     /// Names of the types, sorted.
     pub types: Vec<Text>,

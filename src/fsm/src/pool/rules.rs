@@ -189,16 +189,13 @@ impl State {
         self.found_unhelped(job, job_modify_index).filter(|row| at < row.until)
     }
 
-    /// The same, also when its time is over.
+    /// The same, also when its time is over. A row goes with any change of its pool.
     pub(super) fn found_unhelped(
         &self,
         job: &JobKey,
         job_modify_index: u64,
     ) -> Option<&Arc<Unhelped>> {
-        let row = self.unhelped.get(job)?;
-        let pool = self.instance_pools.get(&row.pool)?;
-        (row.job_modify_index == job_modify_index && row.pool_modify_index == pool.modify_index)
-            .then_some(row)
+        self.unhelped.get(job).filter(|row| row.job_modify_index == job_modify_index)
     }
 
     /// Whether nothing runs on an instance's node but what runs on every node, or it has none.

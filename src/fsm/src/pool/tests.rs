@@ -10,7 +10,7 @@ use crate::{
     command::{Command, Rejection, Reply},
     id::{InstanceId, Text},
     job::JobKind,
-    node::{InstanceProof, Liveness},
+    node::{InstanceProof, Liveness, Readiness},
     settings::DeleteNodePool,
     testing::{Driver, START_MS, instance_pool, job, job_key, node_id, proof, register},
     tests::with_leader_changes,
@@ -216,6 +216,79 @@ fn the_past_of_a_pool_bounds_its_intents() {
     declare(&mut driver, 2);
     let more = ask(&mut driver, &["large"]);
     assert_eq!(refused(&mut driver, more), "pool \"gpu\" has made its 2 of an hour");
+}
+
+/// A machine fails in one way after the other: its readiness says no, twice, it is shut down for
+/// that, or lists lack it. That is one failure.
+#[test]
+fn the_failure_of_a_machine_counts_once() {
+    for is_shut_down in [true, false] {
+        let mut driver = with_pool();
+        let id = driver.request_instance("gpu", "small");
+        driver.made(id);
+        let command = driver.register_as("a", proof(id));
+        driver.accept(command);
+        driver.sync("a");
+        let failures = |driver: &Driver| {
+            let history = driver.state.pool_histories().get(&"gpu".into()).unwrap().clone();
+            (history.in_a_row, history.types["small"].failures)
+        };
+        for _ in 0..2 {
+            driver.readiness("a", Readiness::Fatal);
+            assert_eq!(failures(&driver), (1, 1));
+        }
+        if is_shut_down {
+            driver.shut_down(id, ShutdownCause::ProbeFailed);
+            assert_eq!(driver.instance_row(id).state, InstanceState::ShuttingDown);
+        }
+        driver.at_seconds(200);
+        for epoch in [1, 2] {
+            let lacks = list(&driver, epoch, Vec::new(), &[id]);
+            driver.accept(lacks);
+        }
+        assert!(!driver.state.instances().contains(&id), "it is gone");
+        assert_eq!(failures(&driver), (1, 1), "shut down: {is_shut_down}");
+    }
+}
+
+/// The file was put right while machines of the old one booted: their failures are no failures of
+/// what the pool makes now, and what it does not make any more has none.
+#[test]
+fn failures_of_a_type_as_it_was_are_forgotten_with_it() {
+    for is_taken_out in [true, false] {
+        let mut driver = with_pool();
+        let declare = |driver: &mut Driver, is_old: bool| {
+            driver.instance_pool("gpu", |pool| {
+                pool.protect_after = 1;
+                if !is_old && is_taken_out {
+                    pool.types.remove(&Text::from("small"));
+                } else if !is_old {
+                    let small = pool.types.get_mut(&Text::from("small")).unwrap();
+                    Arc::make_mut(small).image = "mended".into();
+                }
+            });
+        };
+        declare(&mut driver, true);
+        let [first, old, other] =
+            ["small", "small", "large"].map(|kind| driver.request_instance("gpu", kind));
+        let history =
+            |driver: &Driver| driver.state.pool_histories().get(&"gpu".into()).unwrap().clone();
+        driver.shut_down(first, ShutdownCause::Expired);
+        assert_eq!((history(&driver).in_a_row, history(&driver).types.len()), (1, 1));
+        declare(&mut driver, false);
+        for fails in [false, true] {
+            if fails {
+                driver.shut_down(old, ShutdownCause::Expired);
+                assert!(driver.instance_row(old).failed_at > 0);
+            }
+            let known = history(&driver);
+            assert_eq!((known.types.len(), known.in_a_row, known.protected_since), (0, 0, 0));
+        }
+        driver.shut_down(other, ShutdownCause::Expired);
+        let known = history(&driver);
+        assert!(known.types.contains_key(&Text::from("large")), "that type is as it was");
+        assert!(known.protected_since > 0);
+    }
 }
 
 #[test]

@@ -357,7 +357,9 @@ mod tests {
     };
 
     use super::*;
-    use crate::testing::{evaluation, name_of, named, node};
+    use crate::testing::{
+        allocation, evaluation, job_key, job_that_asks, name_of, named, node, put_allocation,
+    };
 
     const NOW: u64 = 1_000_000;
     const AGAIN: u64 = NOW + limits::CANCEL_RETRY_MS;
@@ -554,6 +556,152 @@ mod tests {
         let [woken, waiting] = ["a", "b"].map(|name| EvaluationId(named(name)));
         assert!(world.dispatch.holds(woken) && !world.dispatch.tracks(woken));
         assert!(world.dispatch.tracks(waiting) && !world.dispatch.holds(waiting));
+    }
+
+    /// Jobs `a` and `b` wait for 60 MiB each on a node of 100 that was gained, and `a` is woken.
+    fn with_one_out_for_room() -> World {
+        let mut world = World::new();
+        let mut row = node("there");
+        Arc::make_mut(&mut row.description).resources.total.disk_mb = 100;
+        fsm::testing::put(&mut world.state, &row);
+        for (name, index) in [("a", 1), ("b", 2)] {
+            world.put_waiting(name, index, 60);
+        }
+        world.dispatch.capacity_gained(row.id, 6);
+        world
+    }
+
+    impl World {
+        /// The blocked evaluation of a job of its name, an instance of which takes so much disk.
+        fn put_waiting(&mut self, name: &str, index: Index, disk_mb: u64) {
+            job_that_asks(&mut self.state, name, disk_mb, |_| {});
+            let mut row = evaluation(name, name, index);
+            row.status = EvaluationStatus::Blocked;
+            (row.job_modify_index, row.queued) = (1, [("group".into(), 1)].into());
+            self.put(row);
+        }
+
+        /// An evaluation is gone, and nobody is told.
+        fn forget(&mut self, name: &str) -> EvaluationId {
+            let id = EvaluationId(named(name));
+            self.state = fsm::testing::without::<Evaluation>(&self.state, &id);
+            id
+        }
+
+        fn steps(&mut self) {
+            for _ in 0..2 {
+                self.offered(NOW);
+            }
+        }
+
+        fn is_woken(&self, name: &str) -> bool {
+            self.dispatch.holds(EvaluationId(named(name)))
+        }
+    }
+
+    /// However the evaluation ends that was woken for room, the next one is woken for it.
+    #[test]
+    fn room_is_passed_on_however_an_evaluation_ends() {
+        type End = fn(&mut World);
+        let ends: [(&str, End); 4] = [
+            ("it is complete", |world| {
+                world.steps();
+                let mut row = evaluation("a", "a", 1);
+                row.status = EvaluationStatus::Complete;
+                world.put(row);
+            }),
+            ("it is forgotten", |world| {
+                world.steps();
+                let id = world.forget("a");
+                world.dispatch.evaluation_changed(NOW, &world.state, id);
+            }),
+            ("it is gone when it is woken", |world| {
+                world.forget("a");
+            }),
+            ("it is gone when it is leased", |world| {
+                world.steps();
+                world.forget("a");
+                let leases =
+                    world.dispatch.dequeue(NOW, &world.state, &JobKind::ALL, 1, 1, || [1; 16]);
+                assert_eq!(leases.map(|leases| leases.len()), Ok(0));
+            }),
+        ];
+        for (how, end) in ends {
+            let mut world = with_one_out_for_room();
+            end(&mut world);
+            world.steps();
+            assert!(world.is_woken("b"), "{how}");
+        }
+        let mut world = with_one_out_for_room();
+        world.steps();
+        assert!(world.is_woken("a") && !world.is_woken("b"), "it may take the room");
+    }
+
+    /// One that is blocked again has refused the room: it goes to one more than it was for.
+    #[test]
+    fn refused_room_is_offered_to_one_more() {
+        let mut world = with_one_out_for_room();
+        world.put_waiting("c", 3, 60);
+        world.steps();
+        assert!(world.is_woken("a"));
+        let leases = world.dispatch.dequeue(NOW, &world.state, &JobKind::ALL, 1, 1, || [1; 16]);
+        assert_eq!(leases.map(|leases| leases.len()), Ok(1));
+        let id = EvaluationId(named("a"));
+        let mut row = (**world.state.evaluations().get(&id).expect("it is there")).clone();
+        (row.snapshot_index, row.modify_index) = (7, 8);
+        world.put(row);
+        world.steps();
+        assert!(world.is_woken("b") && world.is_woken("c") && !world.is_woken("a"));
+    }
+
+    /// One that others of its job have superseded gives its room back, also when it is gone before
+    /// it is canceled.
+    #[test]
+    fn room_is_passed_on_by_what_is_superseded() {
+        let mut world = with_one_out_for_room();
+        world.put(evaluation("c", "a", 3));
+        world.steps();
+        assert!(world.is_woken("a"), "it waits behind the other of its job");
+        world.put(evaluation("d", "a", 4));
+        world.process_one();
+        world.forget("a");
+        world.steps();
+        assert!(world.is_woken("b"));
+    }
+
+    /// What no effect of the evaluation itself tells: its job asks for less or may evict others,
+    /// its node is gone.
+    #[test]
+    fn what_changes_around_an_evaluation_wakes_it() {
+        let mut world = with_one_out_for_room();
+        world.put_waiting("big", 3, 200);
+        world.put_waiting("bigger", 4, 300);
+        let mut row = evaluation("of-node", "system", 5);
+        (row.status, row.kind) = (EvaluationStatus::Blocked, JobKind::System);
+        row.node = Some(NodeId(named("other")));
+        fsm::testing::put(&mut world.state, &node("other"));
+        world.put(row);
+        world.steps();
+        for name in ["big", "bigger", "of-node"] {
+            assert!(!world.is_woken(name), "{name}");
+        }
+        job_that_asks(&mut world.state, "big", 30, |_| {});
+        world.dispatch.take(NOW, &world.state, 7, &Effect::Job(job_key("big")));
+        world.state = fsm::testing::without::<fsm::Node>(&world.state, &NodeId(named("other")));
+        world.dispatch.take(NOW, &world.state, 8, &Effect::Node(NodeId(named("other"))));
+        world.steps();
+        assert!(world.is_woken("big") && world.is_woken("of-node"));
+
+        job_that_asks(&mut world.state, "low", 10, |spec| spec.priority = 20);
+        let mut row = allocation("x", "low", "there");
+        row.resources.disk_mb = 300;
+        put_allocation(&mut world.state, row);
+        let mut configuration = world.state.scheduler_configuration();
+        configuration.preemption.service = true;
+        fsm::testing::put(&mut world.state, &configuration);
+        world.dispatch.take(NOW, &world.state, 9, &Effect::SchedulerConfiguration);
+        world.steps();
+        assert!(world.is_woken("bigger"));
     }
 
     /// A copy with every step would fill the queue of the services, and crowd out that a node is

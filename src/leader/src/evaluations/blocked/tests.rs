@@ -65,15 +65,21 @@ impl World {
 
     /// A job of a pool, whose instances take so much disk.
     fn put_job(&mut self, name: &str, pool: &str, ask: u64) {
-        testing::job(&mut self.state, name, fsm::JobKind::Service, 1, 1);
-        let key = job_key(name);
-        let job = self.state.jobs().get(&key).expect("it was just put");
-        let mut version = (*self.state.versions_of(&key, job.create_index)[0]).clone();
-        let mut spec = (*version.spec).clone();
-        spec.node_pool = pool.into();
-        spec.groups[0].disk_mb = ask;
-        version.spec = Arc::new(spec);
-        fsm::testing::put(&mut self.state, &version);
+        self.put_job_of(name, pool, ask, 50);
+    }
+
+    fn put_job_of(&mut self, name: &str, pool: &str, ask: u64, priority: u16) {
+        testing::job_that_asks(&mut self.state, name, ask, |spec| {
+            (spec.node_pool, spec.priority) = (pool.into(), priority);
+        });
+    }
+
+    /// Services may evict others.
+    fn allow_preemption(&mut self) {
+        let mut row = self.state.scheduler_configuration();
+        row.preemption.service = true;
+        fsm::testing::put(&mut self.state, &row);
+        self.blocked.configuration_changed(&self.state);
     }
 
     fn put_node(&mut self, name: &str, change: impl FnOnce(&mut Node)) {
@@ -171,8 +177,12 @@ impl World {
                 row.create_index = index.max(1);
                 testing::put_allocation(&mut self.state, row);
             }
+            "preemption" => self.allow_preemption(),
             "job" => {
-                self.put_job(line.text("id"), line.text("pool"), line.number("ask"));
+                let (pool, ask) = (line.text("pool"), line.number("ask"));
+                let priority = line.find("priority").map_or(50, |_| line.number("priority"));
+                let priority = u16::try_from(priority).expect("a priority");
+                self.put_job_of(line.text("id"), pool, ask, priority);
                 self.blocked.job_changed(&self.state, &job_key(line.text("id")));
             }
             "unblock-failed" => self.blocked.unblock_failed(),
@@ -354,4 +364,201 @@ fn a_gain_is_forgotten_with_its_node() {
     assert_eq!(world.blocked.offers.gained_after(0).count(), 0);
     world.put(0, &blocked_row(2));
     assert_eq!(world.blocked.next_deadline(), None);
+}
+
+/// A gain that comes while a look is under way reaches those that the look has passed.
+#[test]
+fn a_gain_during_a_look_is_looked_at_from_the_start() {
+    let total = u64::try_from(2 * limits::BLOCKED_SLICE_MAX).expect("small");
+    let mut world = World::new();
+    world.put_node("n", |_| {});
+    for number in 0..total {
+        let mut row = blocked_row(number);
+        row.snapshot_index = if number == 0 { 100 } else { 200 };
+        world.put(0, &row);
+    }
+    world.blocked.gained(NodeId(named("n")), 100);
+    assert!(world.blocked.poll(0, &world.state).is_empty());
+    assert_eq!(world.blocked.next_deadline(), Some(0), "the look is cut");
+    world.blocked.gained(NodeId(named("n")), 110);
+    let mut woken = Vec::new();
+    while world.blocked.next_deadline() == Some(0) {
+        woken.extend(world.blocked.poll(0, &world.state));
+        check_invariants(&world.blocked);
+    }
+    assert_eq!(woken, [Wake { evaluation: EvaluationId(named("e00000")), index: 110 }]);
+}
+
+/// What is woken for room and is not given out yet holds it, whatever is told of its row meanwhile;
+/// when it is withdrawn, the room is passed on.
+#[test]
+fn what_is_not_given_out_yet_holds_its_room() {
+    let slice = u64::try_from(limits::BLOCKED_SLICE_MAX).expect("small");
+    for is_withdrawn in [true, false] {
+        let mut world = World::new();
+        world.put_room("n", 100, 0);
+        // They are given out first, and have seen the gain.
+        for number in 0..slice {
+            let mut row = blocked_row(number);
+            (row.trigger, row.snapshot_index) = (Trigger::MaxPlans, 200);
+            world.put(0, &row);
+        }
+        for (name, index) in [("x", 1), ("y", 2)] {
+            world.put_job(name, "all", 60);
+            let mut row = evaluation(name, name, index);
+            row.status = EvaluationStatus::Blocked;
+            (row.job_modify_index, row.queued) = (1, [("group".into(), 1)].into());
+            world.put(0, &row);
+        }
+        world.blocked.gained(NodeId(named("n")), 100);
+        let now = limits::UNBLOCK_FAILED_MS;
+        assert_eq!(world.blocked.poll(now, &world.state).len(), limits::BLOCKED_SLICE_MAX);
+        assert_eq!(world.blocked.stats().woken, 1, "x");
+        if is_withdrawn {
+            world.blocked.untrack(&job_key("x"));
+        } else {
+            world.blocked.returned(&world.state, EvaluationId(named("x")));
+        }
+        let mut woken = Vec::new();
+        while world.blocked.next_deadline() == Some(0) {
+            woken.extend(world.blocked.poll(now, &world.state));
+            check_invariants(&world.blocked);
+        }
+        let names: Vec<_> = woken.iter().map(|wake| name_of(wake.evaluation.0)).collect();
+        assert_eq!(names, [if is_withdrawn { "y" } else { "x" }]);
+    }
+}
+
+/// Room is offered to one more for each that refused it lately; each that took it halves that.
+#[test]
+fn refusals_are_forgotten_by_halves() {
+    let node = NodeId(named("n"));
+    let free = disk(10);
+    let mut offers = Offers::default();
+    let mut pass = |number: u8, is_refused: bool| {
+        let id = EvaluationId([number; 16]);
+        offers.give(id, node, Room::default());
+        if number > 0 {
+            offers.give_back(id, is_refused);
+        }
+        offers.left(node, free)
+    };
+    // It holds the offer open.
+    assert_eq!(pass(0, false), free);
+    let lefts = [(1, true), (2, true), (3, true), (4, true), (5, false), (6, false)];
+    let lefts = lefts.map(|(number, is_refused)| pass(number, is_refused));
+    assert_eq!(lefts, [2, 3, 4, 5, 3, 2].map(|factor| free.times(factor)));
+}
+
+/// A node that takes no work has no room, however much of it is free.
+#[test]
+fn a_node_out_of_service_has_no_room() {
+    let mut world = World::new();
+    world.put_node("n", |row| row.liveness = fsm::Liveness::Down);
+    world.put(0, &blocked_row(1));
+    world.blocked.gained(NodeId(named("n")), 20);
+    assert!(world.blocked.poll(0, &world.state).is_empty());
+    world.put_node("n", |row| row.liveness = fsm::Liveness::Ready);
+    world.blocked.gained(NodeId(named("n")), 21);
+    assert_eq!(world.blocked.poll(0, &world.state).len(), 1);
+}
+
+fn disk(disk_mb: u64) -> Room {
+    Room { resources: fsm::resources::Resources { disk_mb, ..Default::default() }, slots: 1 }
+}
+
+/// An evaluation of job `web`, of whose groups so many instances lack.
+fn lacking(queued: &[(&str, u32)]) -> Evaluation {
+    let mut row = evaluation("e", "web", 1);
+    row.job_modify_index = 1;
+    row.queued = queued.iter().map(|(name, count)| ((*name).into(), *count)).collect();
+    row
+}
+
+/// The least that an evaluation takes is that of the smallest instance of any group that lacks one.
+/// Where a group or what it lacks is not known, any room is enough.
+#[test]
+fn the_smallest_instance_that_lacks_has_to_fit() {
+    let mut world = World::new();
+    testing::job_that_asks(&mut world.state, "web", 60, |spec| {
+        for (name, disk_mb) in [("huge", 100), ("tiny", 5)] {
+            let group = fsm::TaskGroup { name: name.into(), disk_mb, ..spec.groups[0].clone() };
+            spec.groups.push(group);
+        }
+    });
+    let check = |what: &str, row: &Evaluation, least: u64| {
+        let (shape, _) = Shape::of(&world.state, row);
+        assert!(shape.fits(disk(least)), "{what} fits in {least}");
+        assert!(least == 0 || !shape.fits(disk(least - 1)), "{what} fits in less than {least}");
+    };
+    check("one group", &lacking(&[("group", 1)]), 60);
+    check("one that lacks nothing", &lacking(&[("group", 1), ("tiny", 0)]), 60);
+    check("the smaller comes first", &lacking(&[("group", 1), ("huge", 1)]), 60);
+    check("a group that is gone", &lacking(&[("gone", 1), ("group", 1)]), 0);
+    let mut row = lacking(&[("group", 1)]);
+    row.failed_groups.insert("tiny".into(), fsm::Metrics::default());
+    check("one that failed", &row, 5);
+    row.job_modify_index = 0;
+    check("a job that has changed", &row, 0);
+}
+
+/// An instance of an older version may lack as well. What asks for a property of other nodes, and
+/// what is about each node, cannot be told by the room of one.
+#[test]
+fn what_a_job_asks_by_any_of_its_versions_counts() {
+    let mut world = World::new();
+    let least = |world: &World| {
+        let (shape, _) = Shape::of(&world.state, &lacking(&[("group", 1)]));
+        (0..=60).find(|room| shape.fits(disk(*room)))
+    };
+    let property = fsm::job::Constraint {
+        left: "${meta.rack}".into(),
+        operand: "distinct_property".into(),
+        right: "1".into(),
+    };
+    testing::job_that_asks(&mut world.state, "web", 60, |_| {});
+    let key = job_key("web");
+    let mut job = (**world.state.jobs().get(&key).expect("it is there")).clone();
+    let new = (*world.state.versions_of(&key, 1)[0]).clone();
+    job.version = 1;
+    fsm::testing::put(&mut world.state, &job);
+    fsm::testing::put(&mut world.state, &fsm::JobVersion { version: 1, ..new });
+    assert_eq!(least(&world), Some(60));
+    testing::job_that_asks(&mut world.state, "web", 20, |_| {});
+    fsm::testing::put(&mut world.state, &job);
+    assert_eq!(least(&world), Some(20), "the older version is smaller");
+    testing::job_that_asks(&mut world.state, "web", 60, |spec| spec.constraints.push(property));
+    fsm::testing::put(&mut world.state, &job);
+    assert_eq!(least(&world), Some(0), "the older version asks for a property");
+    testing::job_that_asks(&mut world.state, "web", 60, |spec| spec.kind = fsm::JobKind::System);
+    assert_eq!(least(&world), Some(0), "it is about each node");
+}
+
+/// An evaluation takes room for as many instances as lack and fit, and for one at least.
+#[test]
+fn the_share_of_an_evaluation_is_bounded_by_slots_too() {
+    let mut world = World::new();
+    world.put_job("web", "all", 60);
+    let (shape, count) = Shape::of(&world.state, &lacking(&[("group", 4)]));
+    let room = Room { slots: 2, ..disk(500) };
+    assert_eq!(count, 4);
+    for (count, shares) in [(4, 2), (1, 1), (0, 1)] {
+        assert_eq!(shape.share(room, count), disk(60).times(shares), "{count} lack");
+    }
+}
+
+/// What is stopped is no room that a replacement could have: it is free when it has ended.
+#[test]
+fn a_stopped_instance_holds_no_room_for_its_job() {
+    let mut world = World::new();
+    world.put_job("web", "all", 60);
+    world.put_room("n", 100, 0);
+    for desired in [fsm::DesiredStatus::Run, fsm::DesiredStatus::Stop] {
+        let mut row = testing::allocation("x", "web", "n");
+        (row.resources.disk_mb, row.desired) = (60, desired);
+        testing::put_allocation(&mut world.state, row);
+        let open = OpenNode::find(&world.state, NodeId(named("n"))).expect("it is in service");
+        let held = open.held_by(&job_key("web"));
+        assert_eq!(held.slots, u32::from(desired == fsm::DesiredStatus::Run));
+    }
 }
