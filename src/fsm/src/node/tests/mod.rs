@@ -15,7 +15,7 @@ use crate::{
     command::{Command, Rejection, Reply},
     effect::Effect,
     id::NodeId,
-    job::JobKind,
+    job::{JobKind, JobStatus},
     limits,
     node::{
         AdvanceDrains, AgentStart, DrainStatus, Liveness, NodeDescription, NodeReadiness,
@@ -610,6 +610,22 @@ fn a_purged_node_comes_back_as_a_new_incarnation_in_service() {
         assert!(driver.state.tombstones.is_empty());
         assert_eq!(free(driver), ["a"]);
     });
+}
+
+/// What was to end on a machine that booted is missed by nobody: a job that is over stays so.
+#[test]
+fn what_was_to_end_is_lost_without_an_evaluation() {
+    let mut driver = Driver::default();
+    let node = driver.node("a");
+    let evaluation = driver.register_job(job("b", JobKind::Batch, 1));
+    let stopped = driver.run("b", 0, node);
+    let plan = driver.plan(evaluation).stopping(stopped, None);
+    driver.commit_plan(plan);
+    assert_eq!(driver.job_row("b").status, JobStatus::Dead);
+    driver.register_node_as("a", 9, description("a"));
+    assert_eq!(driver.allocation(stopped).client, ClientStatus::Lost);
+    assert_eq!(driver.open_evaluations("b"), []);
+    assert_eq!(driver.job_row("b").status, JobStatus::Dead);
 }
 
 /// Strikes go with the tombstone; what an operator said stays.
