@@ -132,6 +132,7 @@ impl Changes<'_> {
     pub(crate) fn hold(&mut self, version: (u64, u64), takes_canaries: bool) {
         self.is_held = true;
         let stand_in = self.stand_in;
+        let mut free = stand_in.map_or(0, |older| self.free_of(older, version));
         self.placements.retain_mut(|wish| {
             if wish.previous.is_some() {
                 wish.version = wish.older_version(version);
@@ -140,10 +141,21 @@ impl Changes<'_> {
             if wish.canary {
                 return takes_canaries;
             }
-            let older = stand_in.filter(|older| wish.name_index < older.count);
+            let older = stand_in.filter(|older| wish.name_index < older.count && free > 0);
             wish.version = older.map(|older| older.version);
+            free = free.saturating_sub(u32::from(older.is_some()));
             older.is_some()
         });
+    }
+
+    /// How many more than are there, or come in the place of others, an older version wants of the group.
+    fn free_of(&self, older: StandIn, version: (u64, u64)) -> u32 {
+        let id = (version.0, older.version);
+        let is_it = |row: &&&Allocation| (row.job_create_index, row.job_version) == id;
+        let kept = self.outdated.iter().filter(is_it).count();
+        let come = self.placements.iter().filter(|wish| wish.previous.is_some());
+        let come = come.filter(|wish| wish.older_version(version) == Some(older.version)).count();
+        older.count.saturating_sub(u32::try_from(kept + come).unwrap_or(u32::MAX))
     }
 }
 

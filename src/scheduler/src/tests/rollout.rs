@@ -586,6 +586,31 @@ fn what_comes_back_meanwhile_is_bounded_by_both_counts() {
     }
 }
 
+/// Instances that come back in an older version, with names beyond its count, are among those that it wants: no free name comes beside them.
+#[test]
+fn an_older_version_comes_back_as_often_as_it_wants() {
+    let mut cluster = Cluster::with_nodes(20);
+    let mut spec = service(4, 2, 1);
+    cluster.run(&spec);
+    let first = cluster.live(&spec).into_iter().find(|row| row.name_index == 0).unwrap().id;
+    cluster.end(first, ClientStatus::Lost);
+    spec.groups[0].count = 3;
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    cluster.begin(&plan);
+    assert_eq!(names(&cluster, &spec, 1), [1, 2, 3]);
+    let mut spec = next(&spec, "two");
+    spec.groups[0].count = 4;
+    cluster.register(&spec);
+    let old: Vec<_> = cluster.live(&spec).into_iter().map(|row| row.id).collect();
+    for id in old.into_iter().take(2) {
+        cluster.end(id, ClientStatus::Lost);
+    }
+    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+    cluster.begin(&plan);
+    assert_eq!(names(&cluster, &spec, 1).len(), 3);
+}
+
 /// A paused deployment fills what is missing, whatever it was, with the older version; a promoted canary that failed is another matter: it holds its place.
 #[test]
 fn a_paused_deployment_fills_up() {
