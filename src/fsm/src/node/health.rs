@@ -20,6 +20,7 @@ use crate::{
     allocation::ClientStatus,
     apply::{Outcome, Turn},
     bounds,
+    capacity::MemberPhase,
     command::{Rejection, Reply},
     evaluation::Trigger,
     id::{EvaluationId, JobKey, NodeId, Text, TimeMs},
@@ -245,8 +246,7 @@ impl Turn<'_> {
             (by, reason) => format!("Suspension is over: {reason} (lifted by {by})"),
         };
         self.end_suspension(&mut node, &message);
-        self.check_again(&mut node);
-        self.put_node(node);
+        self.serve_again(node);
         self.node(id).map(|node| Self::node_reply(node, Vec::new()))
     }
 
@@ -276,8 +276,7 @@ impl Turn<'_> {
                 continue;
             }
             self.end_suspension(&mut node, "Suspension is over: its time has passed");
-            self.check_again(&mut node);
-            self.put_node(node);
+            self.serve_again(node);
         }
         Reply::Done
     }
@@ -288,6 +287,18 @@ impl Turn<'_> {
             node.affinity_key = "".into();
         }
         self.record(node, NodeChange::SuspensionEnded, message);
+    }
+
+    /// A member of a capacity group whose node is silent because of a mass loss serves at once, and
+    /// another one may have its place by now; that of others waits for the check.
+    fn serve_again(&mut self, mut node: Node) {
+        self.check_again(&mut node);
+        let instance = node.instance.and_then(|bound| self.state.instances.get(&bound.id).cloned());
+        self.put_node(node);
+        let row = instance.filter(|row| self.state.member_phase(row) == MemberPhase::Active);
+        if let Some(row) = row {
+            self.take_place(row.id);
+        }
     }
 
     /// A live node is ready only after another check.
