@@ -22,7 +22,7 @@ use chance::Dice;
 const QUIET_MS_MAX: u64 = 45 * 60_000;
 /// A job that no machine helped gets another try after a while: what that one makes may end before the pools are judged.
 const SETTLE_MS_MAX: u64 = 10 * 60_000;
-/// Rounds in which something was done, of a whole quiet time; more is a loop. Thirty children that fail and are tried again take 4,700, most of them at one time.
+/// Rounds in which something was done, of a whole quiet time; more is a loop. Many children that fail and are tried again took more than 4,500, most of them at one time.
 const ROUNDS_MAX: usize = 10_000;
 /// Rounds in which the cluster forms.
 const BEGIN_ROUNDS: usize = 5;

@@ -17,7 +17,6 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     generation::{self, GENERATION, OtherGeneration},
-    table::TableId,
     tables::tables,
 };
 
@@ -164,6 +163,7 @@ macro_rules! frames {
             const KIND: u16 = $kind;
         })*
         /// The kinds of what is no row.
+        #[cfg(test)]
         const OTHER_KINDS: &[u16] = &[$($kind),*];
     };
 }
@@ -178,9 +178,10 @@ macro_rules! row_frames {
 
 tables!(row_frames);
 
-/// Every kind in use, for the tests that keep them apart.
-pub fn kinds() -> Vec<u16> {
-    let rows = TableId::ALL.into_iter().map(|table| u16::from(table.byte()));
+/// Every kind in use.
+#[cfg(test)]
+pub(crate) fn kinds() -> Vec<u16> {
+    let rows = crate::table::TableId::ALL.into_iter().map(|table| u16::from(table.byte()));
     rows.chain(OTHER_KINDS.iter().copied()).collect()
 }
 

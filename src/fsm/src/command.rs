@@ -4,8 +4,6 @@
 //! The number of a variant is its place, and a golden test pins every one. An unknown number does
 //! not decode, and an entry that does not decode stops the server instead of being skipped.
 
-use std::borrow::Cow;
-
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -309,23 +307,19 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// The evaluations that were made.
-    pub fn evaluations(&self) -> Cow<'_, [EvaluationId]> {
+    /// The evaluations that were made; those of children are in the answers of their dispatches.
+    pub fn evaluations(&self) -> &[EvaluationId] {
         match self {
             Self::Job { evaluation, .. } | Self::Deployment { evaluation, .. } => {
-                Cow::Borrowed(evaluation.as_slice())
+                evaluation.as_slice()
             }
-            Self::Node { evaluations, .. } | Self::Evaluations(evaluations) => {
-                Cow::Borrowed(evaluations)
-            }
-            Self::Dispatched(answers) => {
-                answers.iter().filter_map(DispatchAnswer::evaluation).collect()
-            }
+            Self::Node { evaluations, .. } | Self::Evaluations(evaluations) => evaluations,
             Self::Done
             | Self::Rejected(_)
             | Self::Plans(_)
             | Self::Collected(_)
-            | Self::Requirements(_) => Cow::default(),
+            | Self::Requirements(_)
+            | Self::Dispatched(_) => &[],
         }
     }
 }
@@ -345,13 +339,4 @@ pub enum DispatchAnswer {
     },
     /// It made nothing.
     Refused(Rejection),
-}
-
-impl DispatchAnswer {
-    fn evaluation(&self) -> Option<EvaluationId> {
-        match self {
-            Self::Child { evaluation, .. } => *evaluation,
-            Self::Refused(_) => None,
-        }
-    }
 }

@@ -371,6 +371,7 @@ impl<'a> Work<'a> {
                 if !self.stack.may_run_on(number, self.stack.node(position)) {
                     continue;
                 }
+                // A canary that found no room where something runs goes where nothing does, before an older version: else the rollout might never begin.
                 if self.is_outdated(previous) && self.wants_canary(standing, step) {
                     if !self.draft.has_room() {
                         return false;

@@ -702,24 +702,28 @@ fn members_count_while_a_mass_loss_lasts() {
     assert_eq!(amounts[&a], UNIT);
 }
 
-/// A member that was suspended, and whose place another one has, serves again with the end of its suspension if its node is part of a mass loss: it needs a place.
+/// The place of a suspended member is filled. If its node is part of a mass loss it counts again when the suspension ends, or when it is eligible after that.
 #[test]
 fn a_member_that_a_mass_loss_brings_back_has_a_place_of_its_own() {
-    let (mut driver, [a, ..]) = three(|group| group.max = 10);
-    for name in ["x", "y", "z"] {
-        driver.node(name);
+    for is_ineligible in [false, true] {
+        let (mut driver, [a, ..]) = three(|group| group.max = 10);
+        for name in ["x", "y", "z"] {
+            driver.node(name);
+        }
+        for name in ["a", "b", "c", "x", "y", "z"] {
+            driver.liveness(name, Liveness::Down);
+        }
+        driver.suspend("a", Some(60_000));
+        driver.require("lb1", 9, &[("web", 4 * UNIT)]);
+        driver.decide("web", 4 * UNIT);
+        let successor = member(&mut driver, "d");
+        assert_eq!(driver.instance_row(successor).place(), Some(0));
+        assert!(driver.state.mass_loss().is_some());
+        driver.at_ms(120_000);
+        driver.eligibility("a", !is_ineligible);
+        driver.end_suspension("a");
+        driver.eligibility("a", true);
+        assert_eq!(phase(&driver, a), MemberPhase::Active);
+        assert_eq!(driver.instance_row(a).place(), Some(3), "{is_ineligible}");
     }
-    for name in ["a", "b", "c", "x", "y", "z"] {
-        driver.liveness(name, Liveness::Down);
-    }
-    driver.suspend("a", Some(60_000));
-    driver.require("lb1", 9, &[("web", 4 * UNIT)]);
-    driver.decide("web", 4 * UNIT);
-    let successor = member(&mut driver, "d");
-    assert_eq!(driver.instance_row(successor).place(), Some(0));
-    assert!(driver.state.mass_loss().is_some());
-    driver.at_ms(120_000);
-    driver.end_suspension("a");
-    assert_eq!(phase(&driver, a), MemberPhase::Active);
-    assert_eq!(driver.instance_row(a).place(), Some(3));
 }

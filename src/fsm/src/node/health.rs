@@ -20,7 +20,6 @@ use crate::{
     allocation::ClientStatus,
     apply::{Outcome, Turn},
     bounds,
-    capacity::MemberPhase,
     command::{Rejection, Reply},
     evaluation::Trigger,
     id::{EvaluationId, JobKey, NodeId, Text, TimeMs},
@@ -246,7 +245,7 @@ impl Turn<'_> {
             (by, reason) => format!("Suspension is over: {reason} (lifted by {by})"),
         };
         self.end_suspension(&mut node, &message);
-        self.serve_again(node);
+        self.return_from_suspension(node);
         self.node(id).map(|node| Self::node_reply(node, Vec::new()))
     }
 
@@ -276,7 +275,7 @@ impl Turn<'_> {
                 continue;
             }
             self.end_suspension(&mut node, "Suspension is over: its time has passed");
-            self.serve_again(node);
+            self.return_from_suspension(node);
         }
         Reply::Done
     }
@@ -289,15 +288,18 @@ impl Turn<'_> {
         self.record(node, NodeChange::SuspensionEnded, message);
     }
 
-    /// A member of a capacity group whose node is silent because of a mass loss serves at once, and
-    /// another one may have its place by now; that of others waits for the check.
-    fn serve_again(&mut self, mut node: Node) {
+    /// Stores a node whose suspension has ended. A live one takes its place in its capacity group
+    /// when it is ready. One that a mass loss has silenced counts as a member from now on, and
+    /// another may have filled its place.
+    fn return_from_suspension(&mut self, mut node: Node) {
         self.check_again(&mut node);
-        let instance = node.instance.and_then(|bound| self.state.instances.get(&bound.id).cloned());
+        let is_silent = matches!(node.liveness, Liveness::Down | Liveness::Disconnected);
+        let is_lost =
+            is_silent && self.state.mass_loss().is_some_and(|loss| loss.nodes.contains(&node.id));
+        let instance = node.instance.filter(|_| is_lost);
         self.put_node(node);
-        let row = instance.filter(|row| self.state.member_phase(row) == MemberPhase::Active);
-        if let Some(row) = row {
-            self.take_place(row.id);
+        if let Some(instance) = instance {
+            self.take_place(instance.id);
         }
     }
 

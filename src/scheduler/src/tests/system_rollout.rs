@@ -27,6 +27,20 @@ fn changed(nodes: u64, max_parallel: u32, canaries: u32, auto_revert: bool) -> (
     (cluster, spec)
 }
 
+fn on_linux() -> Constraint {
+    Constraint { left: "${attr.kernel.name}".into(), operand: "=".into(), right: "linux".into() }
+}
+
+/// A node on which nothing that is [`on_linux`] may run any more.
+fn runs_plan9(cluster: &mut Cluster, node: u64) {
+    cluster.change_node(node, |node| {
+        let mut description = (*node.description).clone();
+        description.attributes.insert("kernel.name".into(), "plan9".into());
+        node.description = description.into();
+        node.class = fsm::node::computed_class(&node.description);
+    });
+}
+
 fn newest(cluster: &Cluster, spec: &JobSpec) -> Deployment {
     (*cluster.state.deployments_of_job(&spec.key)[0]).clone()
 }
@@ -321,11 +335,7 @@ fn a_canary_ends_where_the_stable_version_may_not_run() {
     let mut strategy = update(2);
     strategy.canaries = 100;
     spec.groups[0].update = Some(strategy);
-    spec.groups[0].constraints = vec![Constraint {
-        left: "${attr.kernel.name}".into(),
-        operand: "=".into(),
-        right: "linux".into(),
-    }];
+    spec.groups[0].constraints = vec![on_linux()];
     cluster.run(&spec);
     spec.groups[0].constraints.clear();
     spec.groups[0].tasks[0].resources.cpu_mhz /= 2;
@@ -333,12 +343,7 @@ fn a_canary_ends_where_the_stable_version_may_not_run() {
     let plan = step(&mut cluster, &spec);
     assert_eq!(plan.placements.len(), 2);
     healthy(&mut cluster, &plan);
-    cluster.change_node(1, |node| {
-        let mut description = (*node.description).clone();
-        description.attributes.insert("kernel.name".into(), "plan9".into());
-        node.description = description.into();
-        node.class = fsm::node::computed_class(&node.description);
-    });
+    runs_plan9(&mut cluster, 1);
     let mut filler = job(JobKind::Service);
     filler.key = fsm::JobKey::new("default", "filler");
     filler.priority = 100;
@@ -441,17 +446,8 @@ fn failed_instances_of_the_older_version_use_up_the_step() {
 #[test]
 fn an_older_version_stays_away_from_where_the_current_one_may_not_run() {
     let (mut cluster, mut spec) = changed(3, 1, 30, false);
-    cluster.change_node(1, |node| {
-        let mut description = (*node.description).clone();
-        description.attributes.insert("kernel.name".into(), "plan9".into());
-        node.description = description.into();
-        node.class = fsm::node::computed_class(&node.description);
-    });
-    spec.groups[0].constraints = vec![Constraint {
-        left: "${attr.kernel.name}".into(),
-        operand: "=".into(),
-        right: "linux".into(),
-    }];
+    runs_plan9(&mut cluster, 1);
+    spec.groups[0].constraints = vec![on_linux()];
     cluster.register(&spec);
     let plan = step(&mut cluster, &spec);
     assert_eq!(plan.counts(), (1, 2, 0), "a canary, and the end of the one that may not be there");
