@@ -46,7 +46,9 @@ pub fn decision(
     let target = state.capacity_targets().get(name);
     let (predicted, desired) = wanted(now, group, target.map(|row| &**row));
     let last = target.and_then(|row| row.decision);
-    let is_new = last.map_or(desired > 0, |last| last.desired != desired);
+    // A group that was taken out of its pool and declared again begins without one, and its members may be there still.
+    let has_members = || state.members_of(name).any(|row| state.member_phase(row).counts());
+    let is_new = last.map_or_else(|| desired > 0 || has_members(), |last| last.desired != desired);
     is_new.then(|| DecidedCapacity {
         group: name.clone(),
         desired,

@@ -667,3 +667,22 @@ fn in_a_mass_loss_every_member_has_a_place() {
     places.sort_unstable();
     assert_eq!(places, [Some(0), Some(1), Some(2)]);
 }
+
+/// A group that was taken out of its pool is declared again: no source has spoken of it, and a member that a person takes back is one too many.
+#[test]
+fn a_group_that_is_declared_again_shrinks_to_what_is_wanted() {
+    let mut world = World::group(|_| {});
+    let all = world.filled(UNIT);
+    let groups = world.driver.state.instance_pools().get(&"p".into()).unwrap().groups.clone();
+    world.set_pool(|pool| pool.groups.clear());
+    world.driver.behave(all[0], Behavior::Hold);
+    world.lead();
+    world.set_pool(|pool| pool.groups = groups);
+    world.driver.behave(all[0], Behavior::Run);
+    world.lead();
+    world.pass(5 * MINUTE);
+    let decision = world.target().decision.expect("it is decided anew");
+    assert_eq!(decision.desired, 0);
+    world.pass(5 * MINUTE);
+    assert_eq!(world.destroy(), all);
+}
