@@ -65,6 +65,8 @@ pub(crate) struct PlaceWish<'a> {
     pub(crate) canary: bool,
     /// An older version of the job that it runs; none: the current one.
     pub(crate) version: Option<u64>,
+    /// The older version that takes its place when it finds no room.
+    pub(crate) stand_in: Option<u64>,
     /// The allocation whose place it takes.
     pub(crate) previous: Option<&'a Allocation>,
     /// The previous one failed: it is stopped if this one is placed, and its nodes are avoided.
@@ -79,6 +81,7 @@ impl PlaceWish<'_> {
             name_index,
             canary,
             version: None,
+            stand_in: None,
             previous: None,
             rescheduled: false,
             history: Vec::new(),
@@ -90,6 +93,12 @@ impl PlaceWish<'_> {
         let previous = self.previous.filter(|_| !self.canary)?;
         let is_older = previous.job_create_index == created && previous.job_version != version;
         is_older.then_some(previous.job_version)
+    }
+
+    /// Whether it takes the place of one of the current version that ends whether or not this one is placed.
+    fn takes_over_current(&self, version: (u64, u64)) -> bool {
+        let is_current = |row: &Allocation| (row.job_create_index, row.job_version) == version;
+        !self.canary && !self.rescheduled && self.previous.is_some_and(is_current)
     }
 }
 
@@ -128,7 +137,8 @@ pub(crate) struct StandIn {
 
 impl Changes<'_> {
     /// Leaves of the placements those that take the place of another, in the version of that one; those that are missing of an older version, in that; and
-    /// canaries if the deployment takes some.
+    /// canaries if the deployment takes some. What takes the place of one of the current version that ends anyway is stood in for if it finds no room: the
+    /// next pass would know of a missing instance only, but nothing that happens would bring that pass about.
     pub(crate) fn hold(&mut self, version: (u64, u64), takes_canaries: bool) {
         self.is_held = true;
         let stand_in = self.stand_in;
@@ -146,6 +156,12 @@ impl Changes<'_> {
             free = free.saturating_sub(u32::from(older.is_some()));
             older.is_some()
         });
+        let Some(older) = stand_in else { return };
+        let ends = |wish: &&mut PlaceWish<'_>| wish.takes_over_current(version);
+        let wishes = self.placements.iter_mut().filter(ends);
+        for wish in wishes.filter(|wish| wish.name_index < older.count).take(free as usize) {
+            wish.stand_in = Some(older.version);
+        }
     }
 
     /// How many more than are there, or come in the place of others, an older version wants of the group.
@@ -231,7 +247,9 @@ pub(crate) fn group<'a>(
     changes.names =
         Names { taken: names(&sorted.kept), reserved: names(&predecessors), free_from: 0 };
     of.place(&sorted, wanted, false, &mut changes);
-    if changes.placements.iter().any(|wish| wish.previous.is_none()) {
+    let may_be_older =
+        |wish: &PlaceWish<'_>| wish.previous.is_none() || wish.takes_over_current(version);
+    if changes.placements.iter().any(may_be_older) {
         changes.stand_in = of.stand_in(&sorted);
     }
     of.keep_canaries(&canaries, &mut changes);
@@ -489,6 +507,7 @@ impl<'a> Of<'a, '_> {
             },
             canary,
             version: None,
+            stand_in: None,
             previous: Some(allocation),
             rescheduled,
             history,

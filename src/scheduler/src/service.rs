@@ -404,26 +404,32 @@ impl<'a> Work<'a> {
         wish: &PlaceWish<'_>,
         reason: Option<Reason>,
     ) -> bool {
-        let in_stack = self.number_in_stack(number, wish);
-        if self.failed.contains(&in_stack) {
-            self.count_failure(group, wish.version);
-            return true;
-        }
-        match self.try_place(in_stack, group, wish, reason) {
-            Tried::Placed => true,
-            Tried::PlanFull => false,
-            Tried::NoRoom(metrics) => {
-                self.failed.insert(in_stack);
-                self.draft.fail(&group.name, wish.version, 1, *metrics);
-                true
+        let in_stack = self.number_in_stack(number, wish.version);
+        let mut failure = None;
+        if !self.failed.contains(&in_stack) {
+            match self.try_place(in_stack, group, wish, reason) {
+                Tried::Placed => return true,
+                Tried::PlanFull => return false,
+                Tried::NoRoom(metrics) => failure = Some(metrics),
             }
+            self.failed.insert(in_stack);
         }
+        if wish.stand_in.is_some() {
+            let version = wish.stand_in;
+            let older = PlaceWish { version, ..PlaceWish::new(wish.name_index, false) };
+            return self.place(number, group, &older, None);
+        }
+        match failure {
+            Some(metrics) => self.draft.fail(&group.name, wish.version, 1, *metrics),
+            None => self.count_failure(group, wish.version),
+        }
+        true
     }
 
-    /// The group of the stack that a wish is for.
-    fn number_in_stack(&self, number: usize, wish: &PlaceWish<'_>) -> usize {
+    /// The group of the stack that is asked for a group of the job, in an older version of it if there is one.
+    fn number_in_stack(&self, number: usize, version: Option<u64>) -> usize {
         let is_it = |version| self.older.iter().position(|one| *one == (number, version));
-        let extra = wish.version.and_then(is_it);
+        let extra = version.and_then(is_it);
         extra.map_or(number, |extra| self.spec.groups.len() + extra)
     }
 

@@ -666,6 +666,40 @@ fn the_last_stable_version_stands_in_when_nothing_is_left() {
     }
 }
 
+/// A drain ends an instance of a version whose deployment failed, and no other node takes that version: the older one stands in at once, or waits for room.
+#[test]
+fn an_older_version_stands_in_for_what_a_drain_ends() {
+    for has_room in [true, false] {
+        let mut cluster = Cluster::with_nodes(2);
+        let spec = service(1, 1, 0);
+        cluster.run(&spec);
+        cluster.change_node(2, |node| node.eligibility.ineligible = true);
+        let mut spec = next(&spec, "two");
+        let larger = &mut spec.groups[0].tasks[0].resources;
+        larger.memory_mb *= 2;
+        cluster.register(&spec);
+        let plan = cluster.plan(&spec, Trigger::JobRegister);
+        cluster.begin(&plan);
+        act(&mut cluster, &spec, "fail");
+        // The other node has room for the older version only.
+        let least = spec.groups[0].tasks[0].resources.memory_mb / 2;
+        cluster.change_node(2, |node| {
+            node.eligibility.ineligible = !has_room;
+            Arc::make_mut(&mut node.description).resources.total.memory_mb = least;
+        });
+        cluster.change(plan.placements[0].id, |row| row.transition.migrate = true);
+        cluster.change_node(1, |node| node.eligibility.ineligible = true);
+        let plan = cluster.plan(&spec, Trigger::NodeDrain);
+        let versions: Vec<_> = plan.placements.iter().map(|one| one.version).collect();
+        assert_eq!(versions, if has_room { vec![Some(0)] } else { vec![] });
+        assert_eq!((plan.stops.len(), plan.queued()), (1, u32::from(!has_room)));
+        cluster.begin(&plan);
+        cluster.change_node(2, |node| node.eligibility.ineligible = false);
+        let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+        assert_eq!(plan.placements.len(), usize::from(!has_room), "what was wanted, later");
+    }
+}
+
 /// A group that is updated all at once is no part of the deployment: what that comes to is nothing to it.
 #[test]
 fn a_group_without_steps_goes_on_while_a_deployment_is_over() {
