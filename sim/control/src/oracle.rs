@@ -329,7 +329,17 @@ impl Pass<'_> {
             let successors = plan.placements.iter().filter(|one| {
                 one.group == group.name && one.previous.is_some_and(|id| stop_of(id).is_some())
             });
-            let carried_on: BTreeSet<u32> = successors.map(|one| one.name_index).collect();
+            let successors = successors.map(|one| one.name_index);
+            // One of the current version that failed holds its name while it waits for its next attempt.
+            let waiting = self.snapshot.allocations().iter().filter(|row| {
+                (row.job == plan.job && row.group == group.name)
+                    && (row.job_create_index, row.job_version) == (job.create_index, job.version)
+                    && row.client == fsm::ClientStatus::Failed
+                    && !(row.is_canary() || row.is_server_terminal() || row.next.is_some())
+                    && stop_of(row.id).is_none()
+            });
+            let waiting = waiting.map(|row| row.name_index);
+            let carried_on: BTreeSet<u32> = successors.chain(waiting).collect();
             // A canary has the name of the instance beside it: when one of both goes, the name stays, with the other or its successor.
             // Those of a deployment that is over go whatever their names are.
             let gone = rows.iter().filter(|row| is_excess(row.id) && row.canary_of.is_none());

@@ -123,11 +123,6 @@ impl World {
     fn quieten(&mut self, dice: &mut Dice) {
         let (began, mut changed_at, mut rounds) = (self.clock_ms, self.clock_ms, 0);
         while self.failures.is_empty() {
-            let passed = self.clock_ms - began;
-            let may_settle = passed < QUIET_MS_MAX + SETTLE_MS_MAX;
-            if passed >= QUIET_MS_MAX && (!may_settle || self.rests()) {
-                break;
-            }
             if self.round(dice) {
                 rounds += 1;
                 if rounds > ROUNDS_MAX {
@@ -136,6 +131,12 @@ impl World {
                 }
                 changed_at = self.clock_ms;
                 continue;
+            }
+            // Judged after a round that did nothing: what the last one brought about had its turn.
+            let passed = self.clock_ms - began;
+            let may_settle = passed < QUIET_MS_MAX + SETTLE_MS_MAX;
+            if passed >= QUIET_MS_MAX && (!may_settle || self.rests()) {
+                break;
             }
             let open = self.has_open_work();
             if !open && self.clock_ms - changed_at > STILL_MS {
