@@ -139,12 +139,12 @@ impl Pools {
                 // neither is destroyed before the instance that one of them belongs to ends.
                 let mut all = self.cloud.machines();
                 let is_only = !all.any(|machine| machine.described.tags.is_empty());
-                // Those that come late tell in the end.
-                let is_late = self.dice.percent(self.trouble.tags_late);
+                // Those that come late tell in the end; those of a second machine for a key do not come.
+                let is_late = self.dice.percent(self.trouble.tags_late) && !is_again;
                 if is_late || (self.dice.percent(self.trouble.loses_tags) && is_only) {
                     faults.push(Fault::LosesTags);
                 }
-                if is_late && !is_again {
+                if is_late {
                     self.late.insert(create.key);
                 }
                 if self.dice.percent(self.trouble.reuses_ids) {
