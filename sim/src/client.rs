@@ -94,7 +94,7 @@ impl Shared {
         spec.key = key_of(register);
         spec.name = Arc::clone(&spec.key.id);
         spec.meta.insert(META_KEY.into(), value.to_string().into());
-        Command::RegisterJob(RegisterJob {
+        Command::from(RegisterJob {
             enforce_index: Some(expected),
             ..RegisterJob::new(Arc::new(spec), EvaluationId(evaluation))
         })

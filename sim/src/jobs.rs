@@ -231,7 +231,7 @@ fn extra(id: &str, kind: &str) -> anyhow::Result<JobSpec> {
 }
 
 fn drain_command(node: NodeId, drain: Option<Drain>) -> Command {
-    Command::SetDrain(SetDrain {
+    Command::from(SetDrain {
         node,
         mark_eligible: drain.is_none(),
         meta: std::collections::BTreeMap::new(),
@@ -324,12 +324,12 @@ impl Operator {
 
     async fn register_extra(&mut self, spec: JobSpec) {
         let command =
-            Command::RegisterJob(RegisterJob::new(Arc::new(spec), EvaluationId(rt::random_id())));
+            Command::from(RegisterJob::new(Arc::new(spec), EvaluationId(rt::random_id())));
         drop(self.ask("register a job of another kind", command).await);
     }
 
     async fn end_extra(&mut self, key: &JobKey) -> bool {
-        let command = Command::DeregisterJob(DeregisterJob {
+        let command = Command::from(DeregisterJob {
             job: key.clone(),
             purge: self.more.below(2) == 0,
             evaluation: EvaluationId(rt::random_id()),
@@ -394,7 +394,7 @@ impl Operator {
     async fn register(&mut self, service: usize, wish: Wish) -> bool {
         self.operations += 1;
         let operation = self.operations;
-        let command = Command::RegisterJob(RegisterJob::new(
+        let command = Command::from(RegisterJob::new(
             Arc::new(self.spec(service, wish, operation)),
             EvaluationId(rt::random_id()),
         ));
@@ -405,7 +405,7 @@ impl Operator {
 
     async fn deregister(&mut self, service: usize, purge: bool) {
         self.operations += 1;
-        let command = Command::DeregisterJob(DeregisterJob {
+        let command = Command::from(DeregisterJob {
             job: key_of(service),
             purge,
             evaluation: EvaluationId(rt::random_id()),
@@ -453,7 +453,7 @@ impl Operator {
     }
 
     async fn evaluate(&mut self, job: &JobKey) {
-        let command = Command::EvaluateJob(EvaluateJob {
+        let command = Command::from(EvaluateJob {
             job: job.clone(),
             force_reschedule: false,
             evaluation: EvaluationId(rt::random_id()),
@@ -471,7 +471,7 @@ impl Operator {
             return;
         }
         let id = live[self.dice.index(live.len())];
-        let command = Command::StopAllocation(StopAllocation {
+        let command = Command::from(StopAllocation {
             id,
             replacement: Replacement::Always,
             no_shutdown_delay: false,
@@ -485,7 +485,7 @@ impl Operator {
         let Some(node) = any_node(&self.world, &mut self.more) else { return };
         let evaluation_ids = (0..8).map(|_| EvaluationId(rt::random_id())).collect();
         let command =
-            Command::ReapNode(ReapNode { node, incarnation: None, force: true, evaluation_ids });
+            Command::from(ReapNode { node, incarnation: None, force: true, evaluation_ids });
         self.world.is_purged(node);
         if let Some(Ok(_)) = self.ask(&format!("purge {node}"), command).await {
             coverage::hit("a node was purged");
@@ -501,7 +501,7 @@ impl Operator {
     }
 
     async fn set_eligible(&mut self, node: NodeId, eligible: bool) -> bool {
-        let command = Command::SetEligibility(SetEligibility {
+        let command = Command::from(SetEligibility {
             node,
             eligible,
             by: "operator".into(),

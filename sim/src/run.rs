@@ -431,7 +431,7 @@ async fn insist(world: &World, what: &str, command: Command, done: fn(&Reply) ->
 /// Registers a job: registering the same again changes nothing.
 async fn register(world: World, spec: JobSpec) {
     let id = Arc::clone(&spec.key.id);
-    let command = Command::RegisterJob(RegisterJob {
+    let command = Command::from(RegisterJob {
         enforce_index: Some(0),
         ..RegisterJob::new(Arc::new(spec), EvaluationId(rt::random_id()))
     });
@@ -449,7 +449,7 @@ async fn set_node_life(world: &World, node_life: NodeLife) {
     let state = world.newest();
     let known = state.map(|state| state.scheduler_configuration()).unwrap_or_default();
     let enforce_index = Some(known.modify_index);
-    let command = Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+    let command = Command::from(SetSchedulerConfiguration {
         configuration: SchedulerConfiguration { node_life, ..known },
         keep_node_life: false,
         enforce_index,
@@ -462,7 +462,7 @@ async fn set_node_life(world: &World, node_life: NodeLife) {
 
 /// An evaluation that failed too often in the faults would come again after minutes only.
 async fn evaluate(world: &World, id: &str) {
-    let command = Command::EvaluateJob(EvaluateJob {
+    let command = Command::from(EvaluateJob {
         job: key(id),
         force_reschedule: false,
         evaluation: EvaluationId(rt::random_id()),

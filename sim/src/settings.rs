@@ -40,7 +40,7 @@ impl Setting {
     fn command(self, value: u32) -> Command {
         let description = value.to_string().into();
         match self {
-            Self::Scheduler => Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+            Self::Scheduler => Command::from(SetSchedulerConfiguration {
                 configuration: SchedulerConfiguration {
                     node_limit: Self::node_limit(value),
                     ..SchedulerConfiguration::default()
@@ -48,14 +48,14 @@ impl Setting {
                 keep_node_life: true,
                 enforce_index: None,
             }),
-            Self::Namespace => Command::UpsertNamespace(UpsertNamespace {
+            Self::Namespace => Command::from(UpsertNamespace {
                 namespace: Namespace {
                     name: NAMESPACE.into(),
                     description,
                     ..Namespace::default()
                 },
             }),
-            Self::Pool => Command::UpsertNodePool(UpsertNodePool {
+            Self::Pool => Command::from(UpsertNodePool {
                 pool: NodePool { name: POOL.into(), description, ..NodePool::default() },
             }),
         }

@@ -80,5 +80,5 @@ pub(super) async fn run(
 fn registration(name: &Text) -> anyhow::Result<Command> {
     let mut spec = writes::template()?;
     spec.key = JobKey { namespace: spec.key.namespace, id: name.clone() };
-    Ok(Command::RegisterJob(RegisterJob::new(spec.into(), EvaluationId(fresh_id()))))
+    Ok(Command::from(RegisterJob::new(spec.into(), EvaluationId(fresh_id()))))
 }

@@ -326,16 +326,18 @@ pub(super) async fn send_all(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fsm::upkeep::{MarkDigest, Tick};
 
     #[test]
     fn a_command_that_was_turned_away_is_sent_again_and_a_rejection_is_kept() {
-        let mut lists = Commands::deal([Command::Tick, Command::MarkDigest].into_iter(), 1);
+        let mut lists =
+            Commands::deal([Command::from(Tick), Command::from(MarkDigest)].into_iter(), 1);
         let list = &mut lists[0];
-        assert_eq!(list.next(), Some((0, Command::Tick)));
+        assert_eq!(list.next(), Some((0, Command::from(Tick))));
         list.done(0, Outcome::Failed("overloaded".to_owned()));
-        assert_eq!(list.next(), Some((1, Command::Tick)));
+        assert_eq!(list.next(), Some((1, Command::from(Tick))));
         list.done(1, Outcome::Applied(Reply::Done));
-        assert_eq!(list.next(), Some((2, Command::MarkDigest)));
+        assert_eq!(list.next(), Some((2, Command::from(MarkDigest))));
         list.done(2, Outcome::Applied(Reply::Rejected(fsm::Rejection::SessionExpired)));
         assert_eq!((list.next(), list.rejected.len()), (None, 1));
     }

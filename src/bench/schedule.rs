@@ -167,7 +167,7 @@ async fn follow(
         let mut spec = template.clone();
         spec.key = JobKey::new(spec.key.namespace.clone(), id.as_str());
         spec.name = Text::from(id.as_str());
-        commands.push(Command::RegisterJob(RegisterJob {
+        commands.push(Command::from(RegisterJob {
             enforce_index: Some(0),
             ..RegisterJob::new(spec.into(), EvaluationId(fresh_id()))
         }));

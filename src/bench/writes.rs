@@ -123,7 +123,7 @@ impl Registrations {
         // Another text each time: registering the same spec again changes nothing.
         let payload = format!("{:x>width$}", self.written, width = META_BYTES);
         spec.meta = [(Text::from("payload"), Text::from(payload))].into();
-        Command::RegisterJob(RegisterJob {
+        Command::from(RegisterJob {
             enforce_index: Some(index),
             ..RegisterJob::new(Arc::new(spec), EvaluationId(fresh_id()))
         })
@@ -186,7 +186,7 @@ pub(super) async fn clean(
 ) -> anyhow::Result<()> {
     let lanes = lanes(&[&cluster.leader().rpc], 2, CLEAN_IN_FLIGHT, false).await?;
     let commands = names.map(|name| {
-        Command::DeregisterJob(DeregisterJob {
+        Command::from(DeregisterJob {
             job: JobKey { namespace: Text::from("default"), id: name },
             purge: true,
             evaluation: EvaluationId(fresh_id()),
@@ -360,9 +360,12 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use fsm::command::JobCommand;
 
     fn enforced(command: &Command) -> (Text, Option<Index>) {
-        let Command::RegisterJob(RegisterJob { spec, enforce_index, .. }) = command else {
+        let Command::Job(JobCommand::RegisterJob(RegisterJob { spec, enforce_index, .. })) =
+            command
+        else {
             panic!("{command:?} is no registration")
         };
         assert_eq!(spec.meta.values().map(|text| text.len()).sum::<usize>(), META_BYTES);

@@ -189,7 +189,7 @@ impl AgentService {
         if row.incarnation != request.incarnation || known == said {
             return;
         }
-        let command = Command::NodeShortage(NodeShortage {
+        let command = Command::from(NodeShortage {
             node,
             incarnation: request.incarnation,
             reason: said.into(),
@@ -219,7 +219,7 @@ impl pb::agent_server::Agent for AgentService {
                 "two agents have one folder: the one that registers is refused");
             described.start.rival = rival;
         }
-        let command = Command::RegisterNode(RegisterNode {
+        let command = Command::from(RegisterNode {
             instance: instance_proof(&request)?,
             node,
             secret: sixteen(&request.secret, "secret")?,
@@ -261,7 +261,7 @@ impl pb::agent_server::Agent for AgentService {
     ) -> Result<Response<pb::ReadyReply>, Status> {
         let caller = caller_of(Way::Agent, &request);
         let request = request.into_inner();
-        let command = Command::NodeReadiness(NodeReadiness {
+        let command = Command::from(NodeReadiness {
             node: node_id(&request.node_id)?,
             incarnation: request.incarnation,
             readiness: words::readiness(request.readiness)?,

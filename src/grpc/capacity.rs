@@ -53,7 +53,7 @@ impl CapacityService {
             Ok(word) => word,
             Err(message) => return pb::Heard { message, ..heard(pb::Outcome::Invalid) },
         };
-        let command = Command::SetRequirements(SetRequirements { words: vec![word] });
+        let command = Command::from(SetRequirements { words: vec![word] });
         match self.api.write(caller, command, None, WORD_TIMEOUT).await {
             Ok(Written { reply: Reply::Rejected(rejection), .. }) => refused(&rejection, heard),
             Ok(_) => heard(pb::Outcome::Taken),

@@ -56,7 +56,7 @@ async fn stop(call: Call) -> Result<Answer, Error> {
         (false, true) => Replacement::Never,
         (true, true) => return Err(Error::bad("reschedule and no_reschedule exclude each other")),
     };
-    let command = Command::StopAllocation(StopAllocation {
+    let command = Command::from(StopAllocation {
         id,
         replacement,
         no_shutdown_delay: call.flag("no_shutdown_delay")?,

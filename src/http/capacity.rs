@@ -86,7 +86,7 @@ async fn explain(call: Call) -> Result<Answer, Error> {
 async fn require(call: Call) -> Result<Answer, Error> {
     let word = requirements(&call.json_required()?)?;
     let command = SetRequirements { words: vec![word] };
-    let written = call.write(Command::SetRequirements(command)).await?;
+    let written = call.write(Command::from(command)).await?;
     call.answer_write(&written, json!({}))
 }
 

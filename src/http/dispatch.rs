@@ -135,7 +135,7 @@ async fn write_part(
     made: &mut Vec<DispatchAnswer>,
 ) -> Result<Written, Error> {
     let command = DispatchJob { parent: parent.clone(), children: part.to_vec() };
-    let written = call.write_part(Command::DispatchJob(command), number).await?;
+    let written = call.write_part(Command::from(command), number).await?;
     if let Reply::Dispatched(answers) = &written.reply
         && answers.len() == part.len()
     {

@@ -96,7 +96,7 @@ async fn delete(call: Call) -> Result<Answer, Error> {
 }
 
 async fn delete_some(call: &Call, ids: Vec<EvaluationId>) -> Result<(Written, u64), Error> {
-    let written = call.write(Command::DeleteEvaluations(DeleteEvaluations { ids })).await?;
+    let written = call.write(Command::from(DeleteEvaluations { ids })).await?;
     let count = if let Reply::Collected(count) = written.reply { count } else { 0 };
     Ok((written, count))
 }

@@ -73,7 +73,7 @@ async fn behavior(call: Call) -> Result<Answer, Error> {
     let wanted = node.map_or(0, |node| node::evaluations_wanted(&snapshot.state, node));
     let evaluation_ids = call.evaluation_ids(wanted);
     let command = SetInstanceBehavior { id, behavior, deadline_ms, by, reason, evaluation_ids };
-    let written = call.write(Command::SetInstanceBehavior(command)).await?;
+    let written = call.write(Command::from(command)).await?;
     let made = written.reply.evaluations();
     let ids: Vec<Value> = made.iter().map(|id| id.to_string().into()).collect();
     call.answer_write(&written, json!({ "EvalIDs": ids }))
@@ -87,6 +87,6 @@ async fn shut_down(call: Call) -> Result<Answer, Error> {
     let (by, reason) = (fields.actor()?, fields.note("Reason")?);
     let cause = ShutdownCause::Operator;
     let command = ShutDownInstance { id, cause, reason, by, evaluation_ids: Vec::new() };
-    let written = call.write(Command::ShutDownInstance(command)).await?;
+    let written = call.write(Command::from(command)).await?;
     call.answer_write(&written, json!({}))
 }

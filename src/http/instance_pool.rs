@@ -61,13 +61,13 @@ async fn upsert(call: Call) -> Result<Answer, Error> {
     })?;
     let enforce_index = call.number("cas")?;
     let command = UpsertInstancePool { pool: pool.into(), enforce_index };
-    let written = call.write(Command::UpsertInstancePool(command)).await?;
+    let written = call.write(Command::from(command)).await?;
     call.answer_write(&written, json!({}))
 }
 
 async fn delete(call: Call) -> Result<Answer, Error> {
     let name = call.segment(1).into();
-    let written = call.write(Command::DeleteInstancePool(DeleteInstancePool { name })).await?;
+    let written = call.write(Command::from(DeleteInstancePool { name })).await?;
     call.answer_write(&written, json!({}))
 }
 
@@ -90,6 +90,6 @@ async fn set_pause(call: Call, pause: bool) -> Result<Answer, Error> {
     }
     let name = call.segment(1).into();
     let command = PauseInstancePool { name, pause, by, reason };
-    let written = call.write(Command::PauseInstancePool(command)).await?;
+    let written = call.write(Command::from(command)).await?;
     call.answer_write(&written, json!({}))
 }

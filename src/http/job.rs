@@ -299,7 +299,7 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
     let mut warnings = converted.warnings;
     warnings.extend(dropped);
     let spec = Arc::new(converted.spec);
-    let command = Command::RegisterJob(RegisterJob {
+    let command = Command::from(RegisterJob {
         enforce_index,
         evaluation_priority,
         now_s: call.now_s(),
@@ -397,7 +397,7 @@ async fn evaluate(call: &Call, target: &Target) -> Result<Answer, Error> {
     }
     let options = fields.object("EvalOptions")?;
     let force = options.map(|options| options.flag("ForceReschedule")).transpose()?;
-    let command = Command::EvaluateJob(EvaluateJob {
+    let command = Command::from(EvaluateJob {
         job: target.key(call)?,
         force_reschedule: force.unwrap_or(false),
         evaluation: call.evaluation_id(),

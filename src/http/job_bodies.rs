@@ -90,7 +90,7 @@ mod tests {
         let mut changes = ChangeSet::default();
         let mut state = State::genesis(&mut changes);
         let evaluation = EvaluationId([1; 16]);
-        let command = Command::RegisterJob(RegisterJob::new(spec, evaluation));
+        let command = Command::from(RegisterJob::new(spec, evaluation));
         let proposal = Proposal { at: 1, epoch: None, request: None, command };
         state.apply(1, 1, &proposal, &mut changes);
         let job = Arc::clone(state.jobs().get(&JobKey::new("default", name)).unwrap());

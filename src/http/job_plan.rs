@@ -198,7 +198,7 @@ pub(super) fn registered(
     command: RegisterJob,
 ) -> Result<State, Rejection> {
     let mut trial = state.clone();
-    let command = Command::RegisterJob(command);
+    let command = Command::from(command);
     let proposal = Proposal { at: now, epoch: None, request: None, command };
     let index = state.index().saturating_add(1);
     let applied = trial.apply(index, state.term(), &proposal, &mut ChangeSet::trial());

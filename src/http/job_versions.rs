@@ -100,7 +100,7 @@ pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error
     let key = target.key(call)?;
     let snapshot = call.read().await?;
     let (row, index) = version_to_run(&snapshot.state, &key, version, enforced)?;
-    let command = Command::RegisterJob(RegisterJob {
+    let command = Command::from(RegisterJob {
         submission: row.submission.clone(),
         stop: row.stop,
         enforce_index: Some(index),
@@ -195,5 +195,5 @@ async fn tagged(call: &Call, target: &Target, mark: VersionMark) -> Result<Answe
 }
 
 async fn mark_version(call: &Call, target: &Target, mark: VersionMark) -> Result<Written, Error> {
-    call.write(Command::MarkJobVersion(MarkJobVersion { job: target.key(call)?, mark })).await
+    call.write(Command::from(MarkJobVersion { job: target.key(call)?, mark })).await
 }

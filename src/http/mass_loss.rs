@@ -22,6 +22,6 @@ async fn read(call: Call) -> Result<Answer, Error> {
 async fn confirm(call: Call) -> Result<Answer, Error> {
     let body = call.json()?;
     let by = Some(Fields::of(&body)?.actor()?);
-    let written = call.write(Command::EndMassLoss(EndMassLoss { by })).await?;
+    let written = call.write(Command::from(EndMassLoss { by })).await?;
     call.answer_write(&written, json!({}))
 }

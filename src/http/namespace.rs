@@ -44,7 +44,7 @@ async fn upsert(call: Call) -> Result<Answer, Error> {
             return Err(Error::unsupported(name));
         }
     }
-    let command = Command::UpsertNamespace(UpsertNamespace {
+    let command = Command::from(UpsertNamespace {
         namespace: Namespace {
             name: name_of(&call, &fields, 1)?,
             description: fields.text("Description")?.unwrap_or("").into(),
@@ -58,9 +58,8 @@ async fn upsert(call: Call) -> Result<Answer, Error> {
 }
 
 async fn delete(call: Call) -> Result<Answer, Error> {
-    let written = call
-        .write(Command::DeleteNamespace(DeleteNamespace { name: call.segment(1).into() }))
-        .await?;
+    let written =
+        call.write(Command::from(DeleteNamespace { name: call.segment(1).into() })).await?;
     call.answer_write(&written, json!({}))
 }
 

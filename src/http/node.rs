@@ -121,7 +121,7 @@ fn node_answer(written: &Written) -> Value {
 async fn evaluate(call: Call) -> Result<Answer, Error> {
     let node: NodeId = call.id(1)?;
     let evaluation_ids = evaluation_ids(&call, node).await?;
-    let written = call.write(Command::EvaluateNode(EvaluateNode { node, evaluation_ids })).await?;
+    let written = call.write(Command::from(EvaluateNode { node, evaluation_ids })).await?;
     answer_node(&call, &written)
 }
 
@@ -152,8 +152,7 @@ async fn eligibility(call: Call) -> Result<Answer, Error> {
     };
     let (by, reason) = (fields.actor()?, fields.note("Reason")?);
     let evaluation_ids = evaluation_ids(&call, node).await?;
-    let command =
-        Command::SetEligibility(SetEligibility { node, eligible, by, reason, evaluation_ids });
+    let command = Command::from(SetEligibility { node, eligible, by, reason, evaluation_ids });
     let written = call.write(command).await?;
     let mut answer = node_answer(&written);
     answer["Warnings"] = if is_unregistered(&written.reply) {
@@ -188,7 +187,7 @@ async fn suspend(call: Call) -> Result<Answer, Error> {
             ));
         }
     };
-    let command = Command::SuspendNode(SuspendNode { node, by, reason, for_ms });
+    let command = Command::from(SuspendNode { node, by, reason, for_ms });
     let written = call.write(command).await?;
     answer_node(&call, &written)
 }
@@ -199,7 +198,7 @@ async fn unsuspend(call: Call) -> Result<Answer, Error> {
     let fields = Fields::of(&body)?;
     check_node_id(&fields, node)?;
     let (by, reason) = (fields.actor()?, fields.note("Reason")?);
-    let written = call.write(Command::UnsuspendNode(UnsuspendNode { node, by, reason })).await?;
+    let written = call.write(Command::from(UnsuspendNode { node, by, reason })).await?;
     answer_node(&call, &written)
 }
 
@@ -225,7 +224,7 @@ async fn drain(call: Call) -> Result<Answer, Error> {
         None => None,
     };
     let evaluation_ids = call.evaluation_ids(evaluations_wanted(&snapshot.state, node));
-    let command = Command::SetDrain(SetDrain { node, drain, mark_eligible, meta, evaluation_ids });
+    let command = Command::from(SetDrain { node, drain, mark_eligible, meta, evaluation_ids });
     let written = call.write(command).await?;
     answer_node(&call, &written)
 }
@@ -250,8 +249,7 @@ fn drain_of(spec: &Fields<'_>, now: u64, owner: Text) -> Result<Drain, Error> {
 async fn purge(call: Call) -> Result<Answer, Error> {
     let node: NodeId = call.id(1)?;
     let evaluation_ids = evaluation_ids(&call, node).await?;
-    let command =
-        Command::ReapNode(ReapNode { node, incarnation: None, force: true, evaluation_ids });
+    let command = Command::from(ReapNode { node, incarnation: None, force: true, evaluation_ids });
     let written = call.write(command).await?;
     answer_node(&call, &written)
 }

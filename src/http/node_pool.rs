@@ -52,7 +52,7 @@ async fn upsert(call: Call) -> Result<Answer, Error> {
     if fields.object("SchedulerConfiguration")?.is_some() {
         return Err(Error::unsupported("SchedulerConfiguration of a node pool"));
     }
-    let command = Command::UpsertNodePool(UpsertNodePool {
+    let command = Command::from(UpsertNodePool {
         pool: NodePool {
             name: name_of(&call, &fields, 2)?,
             description: fields.text("Description")?.unwrap_or("").into(),
@@ -78,9 +78,8 @@ fn identity_ttl_ms(fields: &Fields<'_>) -> Result<u64, Error> {
 }
 
 async fn delete(call: Call) -> Result<Answer, Error> {
-    let written = call
-        .write(Command::DeleteNodePool(DeleteNodePool { name: call.segment(2).into() }))
-        .await?;
+    let written =
+        call.write(Command::from(DeleteNodePool { name: call.segment(2).into() })).await?;
     call.answer_write(&written, json!({}))
 }
 

@@ -157,11 +157,8 @@ async fn set(
     keep_node_life: bool,
     enforce_index: Option<Index>,
 ) -> Result<Set, Error> {
-    let command = Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
-        configuration,
-        keep_node_life,
-        enforce_index,
-    });
+    let command =
+        Command::from(SetSchedulerConfiguration { configuration, keep_node_life, enforce_index });
     let written =
         call.api.write(call.caller, command, call.request_id(), call.options.timeout).await?;
     let mut updated = true;

@@ -63,7 +63,7 @@ pub(super) async fn scale(call: &Call, target: &Target) -> Result<Answer, Error>
     let mut warnings = Vec::new();
     let message = kept_message(fields.text("Message")?.unwrap_or(""), &mut warnings);
     let meta_json = kept_meta(meta.map_or_else(String::new, Value::to_string), &mut warnings);
-    let command = Command::ScaleJob(ScaleJob {
+    let command = Command::from(ScaleJob {
         job: target.key(call)?,
         group: group.into(),
         count,

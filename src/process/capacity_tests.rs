@@ -35,8 +35,7 @@ fn stage() -> (Servers, usize) {
     // No repetition is half as old as this while a test runs.
     let group = CapacityGroup { requirement_ttl_ms: 10 * 60_000, ..capacity_group("web") };
     pool.groups = BTreeMap::from([("web".into(), group.into())]);
-    let command =
-        Command::UpsertInstancePool(UpsertInstancePool { pool: pool.into(), enforce_index: None });
+    let command = Command::from(UpsertInstancePool { pool: pool.into(), enforce_index: None });
     let core = servers.core(leader);
     let written = servers.runtime().block_on(core.write(CALLER, command, None, PATIENCE)).unwrap();
     assert_eq!(written.reply, Reply::Done);
@@ -46,7 +45,7 @@ fn stage() -> (Servers, usize) {
 fn word(source: &str, seq: u64, amount: u64) -> Command {
     let amounts = BTreeMap::from([("web".into(), amount)]);
     let word = Requirements { source: source.into(), epoch: 1, seq, ttl_ms: None, amounts };
-    Command::SetRequirements(SetRequirements { words: vec![word] })
+    Command::from(SetRequirements { words: vec![word] })
 }
 
 async fn say(core: &Core, command: Command) -> Written {
@@ -106,7 +105,7 @@ fn a_word_that_is_refused_refuses_no_other_of_its_entry() {
     let unknown = || {
         let amounts = BTreeMap::from([("gone".into(), 1)]);
         let word = Requirements { source: "b".into(), epoch: 1, seq: 1, ttl_ms: None, amounts };
-        Command::SetRequirements(SetRequirements { words: vec![word] })
+        Command::from(SetRequirements { words: vec![word] })
     };
     servers.runtime().block_on(async {
         let words = [

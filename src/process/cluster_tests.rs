@@ -8,6 +8,7 @@ use fsm::{
     Command, NodeId, Proposal, Rejection, Reply, RequestId, codec, limits,
     node::{Drain, SetDrain},
     settings::{Namespace, UpsertNamespace},
+    upkeep::Tick,
 };
 use futures_util::{FutureExt, StreamExt, stream::BoxStream};
 use proto::v1::{self as pb, agent_server::Agent, raft_server::Raft};
@@ -78,7 +79,7 @@ fn a_server_far_behind_stamps_a_write_anew_instead_of_calling_it_expired() {
     // Log time moves past the window in which requests are remembered.
     let core = servers.core(leader);
     let at = core.writes.log_time() + limits::SESSION_MS_MAX + 60_000;
-    let tick = Proposal { at, epoch: None, request: None, command: Command::Tick };
+    let tick = Proposal { at, epoch: None, request: None, command: Command::from(Tick) };
     let moved = core.raft.client_write(EntryData(codec::encode(&tick)));
     servers.runtime().block_on(moved).unwrap();
     let core = servers.core(behind);
@@ -181,7 +182,7 @@ fn a_drain_that_is_asked_for_again_under_its_id_is_the_same_drain() {
             owner: "operator".into(),
             cancelable: false,
         };
-        let command = Command::SetDrain(SetDrain {
+        let command = Command::from(SetDrain {
             node: NodeId([1; 16]),
             drain: Some(drain),
             mark_eligible: false,

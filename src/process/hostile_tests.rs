@@ -8,6 +8,7 @@ use fsm::{
     Command, JobKind, Proposal, Rejection, Reply, codec,
     digest::{Digest, DigestVerdict},
     job::RegisterJob,
+    upkeep::{MarkDigest, Tick},
 };
 use proto::v1::{self as pb, cluster_server::Cluster, raft_server::Raft};
 use tokio::{
@@ -295,7 +296,7 @@ fn a_forged_digest_verdict_is_refused() {
     servers.write(leader, "before").unwrap();
     let verdict = DigestVerdict { mark: 1, digest: Digest::default() };
     for (server, hops) in [(leader, 0), (leader, 1), ((leader + 1) % 3, 0)] {
-        for command in [Command::MarkDigest, verdict.clone().into(), Command::Tick] {
+        for command in [Command::from(MarkDigest), verdict.clone().into(), Command::from(Tick)] {
             let status = write(&servers, server, command, hops).unwrap_err();
             assert_eq!(status.code(), Code::PermissionDenied, "{status:?}");
             assert!(status.message().contains("is not taken from"), "{status:?}");

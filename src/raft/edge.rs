@@ -249,7 +249,10 @@ mod tests {
         let blank = |term, index| entry(term, index, EntryPayload::Blank);
         let prev = Some(convert::log_id(3, 4));
         assert!(ok(None, vec![blank(0, 0), blank(1, 1)]));
-        assert!(ok(prev, vec![blank(3, 5), blank(7, 6), entry(7, 7, command(Command::Tick))]));
+        assert!(ok(
+            prev,
+            vec![blank(3, 5), blank(7, 6), entry(7, 7, command(Command::from(fsm::upkeep::Tick)))]
+        ));
         assert!(
             !ok(prev, vec![blank(3, 6)]) && !ok(prev, vec![blank(3, 4)]),
             "a gap, a repetition"
@@ -259,8 +262,12 @@ mod tests {
             let payload = EntryPayload::Normal(EntryData(damaged));
             assert!(!ok(prev, vec![entry(3, 5, payload)]), "it does not decode");
         }
-        let whole =
-            codec::encode(&Proposal { at: 1, epoch: None, request: None, command: Command::Tick });
+        let whole = codec::encode(&Proposal {
+            at: 1,
+            epoch: None,
+            request: None,
+            command: Command::from(fsm::upkeep::Tick),
+        });
         let cut = EntryData(whole.slice(..whole.len() - 1));
         assert!(!ok(prev, vec![blank(3, 5), entry(3, 6, EntryPayload::Normal(cut))]));
         let nobody = EntryPayload::Membership(Membership::default());

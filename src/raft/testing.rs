@@ -109,11 +109,11 @@ impl Truth {
 fn command(index: Index) -> Command {
     let name = format!("namespace-{}", index * 7 % 13);
     if index.is_multiple_of(5) {
-        return Command::DeleteNamespace(DeleteNamespace { name: name.as_str().into() });
+        return Command::from(DeleteNamespace { name: name.as_str().into() });
     }
     let length = usize::try_from(index * 131 % 900).unwrap();
     let description = index.to_string().repeat(length / 3 + 1);
-    Command::UpsertNamespace(UpsertNamespace {
+    Command::from(UpsertNamespace {
         namespace: Namespace {
             name: name.as_str().into(),
             description: description.as_str().into(),

@@ -7,7 +7,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fsm::{Command, Index, Proposal, Reply, RequestId, codec, session::Request};
+use fsm::{
+    Command, Index, Proposal, Reply, RequestId, codec,
+    command::{CapacityCommand, PoolCommand},
+    session::Request,
+};
 use openraft::ReadPolicy;
 use proto::v1 as pb;
 
@@ -202,22 +206,14 @@ impl Writes {
             // leader.
             return Err(ApiError::NoLeader);
         }
-        let makes_work = matches!(
-            command,
-            Command::RegisterJob(_)
-                | Command::EvaluateJob(_)
-                | Command::DispatchJob(_)
-                | Command::ForcePeriodic(_)
-                | Command::ScaleJob(_)
-        );
-        if makes_work && services.is_overloaded() {
+        if command.makes_work() && services.is_overloaded() {
             return Err(ApiError::Overloaded {
                 what: Limit::PendingEvaluations,
                 limit: self.contact.settings.services.broker.evaluations_max as u64,
                 retry_after_ms: 1_000,
             });
         }
-        if let Command::UpsertInstancePool(upsert) = &command
+        if let Command::Pool(PoolCommand::UpsertInstancePool(upsert)) = &command
             && self.providers.get(&upsert.pool.provider).is_some_and(|one| one.needs_one_host())
         {
             let provider = &upsert.pool.provider;
@@ -225,7 +221,7 @@ impl Writes {
                 |why: String| ApiError::Invalid(format!("provider \"{provider}\": {why}"));
             hosts::require_one(&self.contact).await.map_err(refused)?;
         }
-        if let Command::SetRequirements(command) = command {
+        if let Command::Capacity(CapacityCommand::SetRequirements(command)) = command {
             // Another leader may have heard more than this one, which does not know of it.
             if !self.contact.is_in_touch() {
                 return Err(ApiError::NoLeader);

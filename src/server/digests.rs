@@ -13,6 +13,7 @@ use bytes::Bytes;
 use fsm::{
     Command, Index, State,
     digest::{Digest, DigestVerdict},
+    upkeep::MarkDigest,
 };
 
 use super::{leadership::LeaderServices, leading::Leading, lifecycle::Lifecycle, members::Contact};
@@ -100,10 +101,10 @@ fn divergence(state: &State) -> Option<String> {
 
 /// Commits a mark, gathers reports and commits the verdict; answers with the index after it.
 async fn mark(own: &Comparison, services: &LeaderServices) -> Option<Index> {
-    let written = services.propose(Command::MarkDigest, None, ENTRY_TIMEOUT).await.ok()?;
+    let written = services.propose(Command::from(MarkDigest), None, ENTRY_TIMEOUT).await.ok()?;
     let mark = written.index;
     let digest = gather(own, mark).await?;
-    let verdict = Command::DigestVerdict(DigestVerdict { mark, digest });
+    let verdict = Command::from(DigestVerdict { mark, digest });
     Some(services.propose(verdict, None, ENTRY_TIMEOUT).await.ok()?.index)
 }
 
@@ -173,7 +174,7 @@ mod tests {
         let mut reports = BTreeMap::new();
         let mut mark = 0;
         for (number, state) in (0..).zip(&mut replicas) {
-            mark = commit(state, Command::MarkDigest);
+            mark = commit(state, Command::from(MarkDigest));
             assert_eq!(divergence(state), None, "there is no verdict yet");
             reports.insert(number, state.digest_marks().get(&mark).unwrap().digest);
         }
@@ -181,7 +182,7 @@ mod tests {
         let told: Vec<bool> = replicas
             .iter_mut()
             .map(|state| {
-                commit(state, Command::DigestVerdict(DigestVerdict { mark, digest }));
+                commit(state, Command::from(DigestVerdict { mark, digest }));
                 divergence(state).is_some()
             })
             .collect();

@@ -13,10 +13,7 @@ use elastic::{
     call::{Answer, ProviderError},
 };
 use fsm::{
-    Command, EvaluationId, Index, JobKind, NodeId, Proposal, State,
-    allocation::StopAllocation,
-    codec,
-    job::{DeregisterJob, EvaluateJob, RegisterJob, ScaleJob},
+    Command, EvaluationId, Index, JobKind, NodeId, Proposal, State, codec, command::Senders,
 };
 use leader::{
     Lease, LogLine, PlanAnswer, Services,
@@ -35,7 +32,7 @@ use super::{
     server_time::{self, ServerTime},
 };
 use crate::{
-    api::{ApiError, Limit, Sample, Written, senders::is_of_clients},
+    api::{ApiError, Limit, Sample, Written},
     histogram::Histogram,
     published::{EffectBatch, EffectFeed, StateCell},
     raft::{EntryData, Raft, WatchReceiver, convert},
@@ -256,7 +253,7 @@ impl LeaderServices {
         request: Option<fsm::session::Request>,
         timeout: Duration,
     ) -> Result<Written, ApiError> {
-        let span = match evaluation_of(&command) {
+        let span = match command.evaluation() {
             Some(evaluation) => tracing::debug_span!("log entry", %evaluation),
             None => tracing::Span::none(),
         };
@@ -282,7 +279,7 @@ impl LeaderServices {
         let bytes = data.0.len();
         check_entry(bytes)?;
         if bytes > UNTRIED_BYTES
-            && is_of_clients(&proposal.command)
+            && proposal.command.senders() == Senders::Clients
             && let Some(refused) = self.refusal(&proposal)
         {
             return Ok(refused);
@@ -555,19 +552,6 @@ pub(super) fn check_entry(bytes: usize) -> Result<(), ApiError> {
         return Err(ApiError::Invalid(text));
     }
     Ok(())
-}
-
-/// The evaluation of a job that a command makes.
-fn evaluation_of(command: &Command) -> Option<EvaluationId> {
-    if let Command::RegisterJob(RegisterJob { evaluation, .. })
-    | Command::DeregisterJob(DeregisterJob { evaluation, .. })
-    | Command::EvaluateJob(EvaluateJob { evaluation, .. })
-    | Command::ScaleJob(ScaleJob { evaluation, .. })
-    | Command::StopAllocation(StopAllocation { evaluation, .. }) = command
-    {
-        return Some(*evaluation);
-    }
-    None
 }
 
 /// Writes the line of a report; a field without a value is left out.

@@ -85,7 +85,7 @@ pub(super) async fn run(writes: Writes, mut stop: watch::Receiver<bool>, mut que
         }
         let writes = writes.clone();
         under_way = Some(rt::spawn(async move {
-            let command = Command::UpdateAllocations(UpdateAllocations { reports });
+            let command = Command::from(UpdateAllocations { reports });
             let result = writes.write(command, None, TIMEOUT).await;
             for reply in replies {
                 drop(reply.send(result.clone()));

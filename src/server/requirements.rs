@@ -164,7 +164,7 @@ async fn propose(
     words: Vec<Requirements>,
     replies: Vec<Option<oneshot::Sender<Outcome>>>,
 ) {
-    let command = Command::SetRequirements(SetRequirements { words: words.clone() });
+    let command = Command::from(SetRequirements { words: words.clone() });
     let result = services.propose(command, None, TIMEOUT).await;
     let now = services.now();
     for (position, (word, reply)) in words.iter().zip(replies).enumerate() {

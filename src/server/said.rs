@@ -5,7 +5,13 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use fsm::{Command, Reply};
+use fsm::{
+    Command, Reply,
+    command::{
+        AllocationCommand, CapacityCommand, DeploymentCommand, EvaluationCommand, JobCommand,
+        NodeCommand, PoolCommand, Senders, SettingsCommand, UpkeepCommand,
+    },
+};
 
 use crate::{
     api::{ApiError, Caller, Written},
@@ -68,75 +74,83 @@ impl Said {
 }
 
 /// What a client's command does, and to what. None: it is one of programs, or of the cluster itself.
+#[expect(clippy::wildcard_enum_match_arm, reason = "a command without words has its name")]
 pub(super) fn asked(command: &Command) -> Option<(&'static str, String)> {
     let (what, about): (_, &dyn std::fmt::Display) = match command {
-        Command::RegisterJob(one) if one.reverts_to.is_some() => ("job reverted", &one.spec.key),
-        Command::RegisterJob(one) => ("job registered", &one.spec.key),
-        Command::DeregisterJob(one) if one.purge => ("job purged", &one.job),
-        Command::DeregisterJob(one) => ("job stopped", &one.job),
-        Command::EvaluateJob(one) => ("job evaluated", &one.job),
-        Command::MarkJobVersion(one) => ("job version marked", &one.job),
-        Command::ScaleJob(one) => ("job scaled", &one.job),
-        Command::DispatchJob(one) => ("job dispatched", &one.parent),
-        Command::StopChildren(one) => ("children of a job stopped", &one.parent),
-        Command::ForcePeriodic(one) => ("periodic job forced", &one.job),
-        Command::SuspendNode(one) => ("node suspended", &one.node),
-        Command::UnsuspendNode(one) => ("suspension of a node ended", &one.node),
-        Command::EndMassLoss(_) => ("loss of many nodes confirmed", &""),
-        Command::SetEligibility(one) if one.eligible => ("node made eligible", &one.node),
-        Command::SetEligibility(one) => ("node made ineligible", &one.node),
-        Command::SetDrain(one) if one.drain.is_some() => ("drain of a node begun", &one.node),
-        Command::SetDrain(one) => ("drain of a node ended", &one.node),
-        Command::ReapNode(one) => ("node purged", &one.node),
-        Command::EvaluateNode(one) => ("jobs of a node evaluated", &one.node),
-        Command::StopAllocation(one) => ("allocation stopped", &one.id),
-        Command::SetSchedulerConfiguration(_) => ("scheduler configured", &""),
-        Command::UpsertNodePool(one) => ("node pool written", &one.pool.name),
-        Command::DeleteNodePool(one) => ("node pool deleted", &one.name),
-        Command::UpsertNamespace(one) => ("namespace written", &one.namespace.name),
-        Command::DeleteNamespace(one) => ("namespace deleted", &one.name),
-        Command::CollectGarbage(_) => ("garbage collected", &""),
-        Command::UpsertInstancePool(one) => ("instance pool written", &one.pool.name),
-        Command::DeleteInstancePool(one) => ("instance pool deleted", &one.name),
-        Command::PauseInstancePool(one) if one.pause => ("instance pool paused", &one.name),
-        Command::PauseInstancePool(one) => ("instance pool resumed", &one.name),
-        Command::SetInstanceBehavior(one) => ("behavior of an instance set", &one.id),
-        Command::ShutDownInstance(one) => ("instance shut down", &one.id),
-        Command::PromoteDeployment(one) => ("deployment promoted", &one.id),
-        Command::FailDeployment(one) => ("deployment failed", &one.id),
-        Command::PauseDeployment(one) if one.pause => ("deployment paused", &one.id),
-        Command::PauseDeployment(one) => ("deployment resumed", &one.id),
-        Command::DeleteEvaluations(_) => ("evaluations deleted", &""),
-        // The first two are of programs: health checks and load balancers.
-        Command::SetAllocationHealth(_)
-        | Command::SetRequirements(_)
-        | Command::RegisterNode(_)
-        | Command::NodeReadiness(_)
-        | Command::NodeShortage(_)
-        | Command::NodeLiveness(_)
-        | Command::SuspendLateNodes(_)
-        | Command::EndSuspensions(_)
-        | Command::AdvanceDrains(_)
-        | Command::UpdateAllocations(_)
-        | Command::UpdateEvaluations(_)
-        | Command::ApplyPlans(_)
-        | Command::Tick
-        | Command::MarkDigest
-        | Command::DigestVerdict(_)
-        | Command::RequestInstances(_)
-        | Command::InstanceOutcome(_)
-        | Command::ObserveInstances(_)
-        | Command::DestroyOutcome(_)
-        | Command::NoteInstance(_)
-        | Command::NoteUnhelped(_)
-        | Command::LimitPool(_)
-        | Command::NoteProvider(_)
-        | Command::ExpireRequirements(_)
-        | Command::DecideCapacity(_)
-        | Command::MoveMembers(_)
-        | Command::ExpireDeployments(_)
-        | Command::ExpireRuns(_)
-        | Command::LaunchPeriodic(_) => return None,
+        Command::Job(JobCommand::RegisterJob(one)) if one.reverts_to.is_some() => {
+            ("job reverted", &one.spec.key)
+        }
+        Command::Job(JobCommand::RegisterJob(one)) => ("job registered", &one.spec.key),
+        Command::Job(JobCommand::DeregisterJob(one)) if one.purge => ("job purged", &one.job),
+        Command::Job(JobCommand::DeregisterJob(one)) => ("job stopped", &one.job),
+        Command::Job(JobCommand::EvaluateJob(one)) => ("job evaluated", &one.job),
+        Command::Job(JobCommand::MarkJobVersion(one)) => ("job version marked", &one.job),
+        Command::Job(JobCommand::ScaleJob(one)) => ("job scaled", &one.job),
+        Command::Job(JobCommand::DispatchJob(one)) => ("job dispatched", &one.parent),
+        Command::Job(JobCommand::StopChildren(one)) => ("children of a job stopped", &one.parent),
+        Command::Job(JobCommand::ForcePeriodic(one)) => ("periodic job forced", &one.job),
+        Command::Node(NodeCommand::SuspendNode(one)) => ("node suspended", &one.node),
+        Command::Node(NodeCommand::UnsuspendNode(one)) => ("suspension of a node ended", &one.node),
+        Command::Node(NodeCommand::EndMassLoss(_)) => ("loss of many nodes confirmed", &""),
+        Command::Node(NodeCommand::SetEligibility(one)) if one.eligible => {
+            ("node made eligible", &one.node)
+        }
+        Command::Node(NodeCommand::SetEligibility(one)) => ("node made ineligible", &one.node),
+        Command::Node(NodeCommand::SetDrain(one)) if one.drain.is_some() => {
+            ("drain of a node begun", &one.node)
+        }
+        Command::Node(NodeCommand::SetDrain(one)) => ("drain of a node ended", &one.node),
+        Command::Node(NodeCommand::ReapNode(one)) => ("node purged", &one.node),
+        Command::Node(NodeCommand::EvaluateNode(one)) => ("jobs of a node evaluated", &one.node),
+        Command::Allocation(AllocationCommand::StopAllocation(one)) => {
+            ("allocation stopped", &one.id)
+        }
+        Command::Settings(SettingsCommand::SetSchedulerConfiguration(_)) => {
+            ("scheduler configured", &"")
+        }
+        Command::Settings(SettingsCommand::UpsertNodePool(one)) => {
+            ("node pool written", &one.pool.name)
+        }
+        Command::Settings(SettingsCommand::DeleteNodePool(one)) => ("node pool deleted", &one.name),
+        Command::Settings(SettingsCommand::UpsertNamespace(one)) => {
+            ("namespace written", &one.namespace.name)
+        }
+        Command::Settings(SettingsCommand::DeleteNamespace(one)) => {
+            ("namespace deleted", &one.name)
+        }
+        Command::Upkeep(UpkeepCommand::CollectGarbage(_)) => ("garbage collected", &""),
+        Command::Pool(PoolCommand::UpsertInstancePool(one)) => {
+            ("instance pool written", &one.pool.name)
+        }
+        Command::Pool(PoolCommand::DeleteInstancePool(one)) => ("instance pool deleted", &one.name),
+        Command::Pool(PoolCommand::PauseInstancePool(one)) if one.pause => {
+            ("instance pool paused", &one.name)
+        }
+        Command::Pool(PoolCommand::PauseInstancePool(one)) => ("instance pool resumed", &one.name),
+        Command::Pool(PoolCommand::SetInstanceBehavior(one)) => {
+            ("behavior of an instance set", &one.id)
+        }
+        Command::Pool(PoolCommand::ShutDownInstance(one)) => ("instance shut down", &one.id),
+        Command::Deployment(DeploymentCommand::PromoteDeployment(one)) => {
+            ("deployment promoted", &one.id)
+        }
+        Command::Deployment(DeploymentCommand::FailDeployment(one)) => {
+            ("deployment failed", &one.id)
+        }
+        Command::Deployment(DeploymentCommand::PauseDeployment(one)) if one.pause => {
+            ("deployment paused", &one.id)
+        }
+        Command::Deployment(DeploymentCommand::PauseDeployment(one)) => {
+            ("deployment resumed", &one.id)
+        }
+        Command::Evaluation(EvaluationCommand::DeleteEvaluations(_)) => {
+            ("evaluations deleted", &"")
+        }
+        // Programs send these, all the time.
+        Command::Deployment(DeploymentCommand::SetAllocationHealth(_))
+        | Command::Capacity(CapacityCommand::SetRequirements(_)) => return None,
+        _ if command.senders() == Senders::Clients => (command.name(), &""),
+        _ => return None,
     };
     // A name is somebody else's text: it cannot end the line.
     Some((what, about.to_string().escape_debug().to_string()))
@@ -151,6 +165,7 @@ mod tests {
     };
 
     use super::*;
+    use fsm::upkeep::Tick;
 
     #[test]
     fn a_line_says_what_was_asked_and_of_what() {
@@ -180,7 +195,7 @@ mod tests {
             evaluation_ids: Vec::new(),
         };
         assert_eq!(asked(&eligible.into()).map(|(what, _)| what), Some("node made ineligible"));
-        assert_eq!(asked(&Command::Tick), None);
+        assert_eq!(asked(&Command::from(Tick)), None);
     }
 
     #[test]

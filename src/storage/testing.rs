@@ -6,6 +6,7 @@ use fsm::{
     session::Request,
     settings::{DeleteNamespace, Namespace, UpsertNamespace},
     table::ChangeSet,
+    upkeep::Tick,
 };
 
 use super::{applied::AppliedMeta, shadow::Group};
@@ -53,14 +54,14 @@ impl Life {
         let mark = self.state.index().to_string();
         let description = mark.repeat(bytes.div_ceil(mark.len())).into();
         let namespace = Namespace { name: name.into(), ..Namespace::default() };
-        self.apply(Command::UpsertNamespace(UpsertNamespace { namespace }));
+        self.apply(Command::from(UpsertNamespace { namespace }));
         let changes = &mut self.changes;
         fsm::testing::describe_namespace(&mut self.state, &name.into(), description, changes);
     }
 
     /// Removes a row.
     pub(crate) fn remove(&mut self, name: &str) {
-        self.apply(Command::DeleteNamespace(DeleteNamespace { name: name.into() }));
+        self.apply(Command::from(DeleteNamespace { name: name.into() }));
     }
 
     /// Takes so many requests of clients at this log time.
@@ -71,7 +72,7 @@ impl Life {
             id[..8].copy_from_slice(&index.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
             let request = Request { id: RequestId(id), stamped_at: at, payload_hash: 0 };
             let proposal =
-                Proposal { at, epoch: None, request: Some(request), command: Command::Tick };
+                Proposal { at, epoch: None, request: Some(request), command: Command::from(Tick) };
             let applied = self.state.apply(index, 1, &proposal, &mut self.changes);
             assert_eq!(applied.reply, Reply::Done);
         }

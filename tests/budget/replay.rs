@@ -18,7 +18,10 @@ use std::{
 
 use fsm::{
     Command, Effect, EvaluationId, Index, JobKind, NodeId, Plan, Proposal, Reply, State, codec,
-    digest::Digest, plan::ApplyPlans, table::ChangeSet,
+    command::{PlanCommand, UpkeepCommand},
+    digest::Digest,
+    plan::ApplyPlans,
+    table::ChangeSet,
 };
 use leader::{
     PlanAnswer, PlanApplier, PlanQueueLimits, Services, Token,
@@ -109,7 +112,7 @@ impl Replay {
         };
         self.work.bytes += frame.len() as u64;
         let proposal: Proposal = codec::decode(frame).expect("an entry decodes");
-        if let Command::ApplyPlans(ApplyPlans { plans }) = &proposal.command {
+        if let Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })) = &proposal.command {
             let (command, taken) = allocations::count(|| self.plan(plans));
             assert_eq!(
                 command, proposal.command,
@@ -226,7 +229,10 @@ impl Replay {
 
 /// Replicas compare themselves every few seconds, whatever is done meanwhile.
 fn is_by_time(command: &Command) -> bool {
-    matches!(command, Command::MarkDigest | Command::DigestVerdict(_))
+    matches!(
+        command,
+        Command::Upkeep(UpkeepCommand::MarkDigest(_) | UpkeepCommand::DigestVerdict(_))
+    )
 }
 
 fn fresh(ids: &mut u64) -> [u8; 16] {

@@ -405,7 +405,7 @@ impl World {
         let agent = &self.agents[number];
         let node = agent.node;
         let Some(incarnation) = agent.incarnation else {
-            let command = Command::RegisterNode(RegisterNode {
+            let command = Command::from(RegisterNode {
                 instance: agent.instance.map(|(proof, _)| proof),
                 node,
                 secret: [7; 16],
@@ -436,7 +436,7 @@ impl World {
             if reports.len() > 1 {
                 self.coverage.count(Event::ReportsTogether);
             }
-            let command = Command::UpdateAllocations(UpdateAllocations { reports });
+            let command = Command::from(UpdateAllocations { reports });
             if self.agents[number].copy.is_none() && dice.percent(self.swarm.message_copies) {
                 self.agents[number].copy = Some(command.clone());
             }
@@ -473,7 +473,7 @@ impl World {
         agent.checks += 1;
         agent.check_due = false;
         agent.check_at = if readiness == Readiness::Ok { now } else { now + CHECK_MS };
-        let command = Command::NodeReadiness(NodeReadiness {
+        let command = Command::from(NodeReadiness {
             node,
             incarnation,
             readiness,

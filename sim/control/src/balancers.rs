@@ -15,6 +15,7 @@ use chance::Dice;
 use fsm::{
     CapacityGroup, Command, Text,
     capacity::{BusyRule, Prediction, Requirements, SetRequirements},
+    command::PoolCommand,
     limits::CAPACITY_MS_MAX,
     pool::InstancePool,
     testing,
@@ -186,7 +187,9 @@ impl World {
         let Some(balancers) = &mut self.balancers else { return };
         balancers.are_done = true;
         let mut dice = balancers.dice.clone();
-        self.forget_operations(|command| matches!(command, Command::DeleteInstancePool(_)));
+        self.forget_operations(|command| {
+            matches!(command, Command::Pool(PoolCommand::DeleteInstancePool(_)))
+        });
         self.apply_pool(&mut dice);
     }
 
@@ -276,7 +279,7 @@ impl World {
 
     fn propose_word(&mut self, word: Requirements) -> Option<Ticket> {
         let mut dice = self.balancers.as_ref()?.dice.clone();
-        let command = Command::SetRequirements(SetRequirements { words: vec![word] });
+        let command = Command::from(SetRequirements { words: vec![word] });
         let ticket = self.propose_for_client(command, None, &mut dice);
         if let Some(balancers) = &mut self.balancers {
             balancers.dice = dice;

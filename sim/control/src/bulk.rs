@@ -295,7 +295,7 @@ impl Run {
                 let mut description = machine.create.kind.description(&machine.create.pool);
                 description.name = provider_id.clone();
                 let node = node_id(&provider_id);
-                self.commit(Command::RegisterNode(RegisterNode {
+                self.commit(Command::from(RegisterNode {
                     instance: Some(InstanceProof {
                         id: machine.create.key,
                         token: machine.create.token,
@@ -309,7 +309,7 @@ impl Run {
                 self.changed.insert(node);
                 self.start();
                 let readiness = if way.is_some() { Readiness::Fatal } else { Readiness::Ok };
-                self.commit(Command::NodeReadiness(NodeReadiness {
+                self.commit(Command::from(NodeReadiness {
                     node,
                     incarnation: self.driver.state.nodes().get(&node).unwrap().incarnation,
                     readiness,
@@ -347,7 +347,7 @@ impl Run {
             }
         }
         if !reports.is_empty() {
-            self.commit(Command::UpdateAllocations(UpdateAllocations { reports }));
+            self.commit(Command::from(UpdateAllocations { reports }));
         }
     }
 
@@ -358,7 +358,7 @@ impl Run {
         let updates = vec![self.driver.update(id, ClientStatus::Complete)];
         let evaluation_ids = vec![self.driver.evaluation_id()];
         let report = NodeReport { node, incarnation, updates, evaluation_ids };
-        self.commit(Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }));
+        self.commit(Command::from(UpdateAllocations { reports: vec![report] }));
         self.ended += 1;
     }
 

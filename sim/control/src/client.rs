@@ -6,6 +6,7 @@ use std::sync::Arc;
 use fsm::{
     Command, EvaluationId, Index, Job, JobKey, JobKind, JobSpec, Reply, RequestId,
     allocation::Replacement,
+    command::{JobCommand, SettingsCommand},
     gc::{CollectGarbage, Cutoffs},
     job::{
         Constraint, DelayFunction, DeregisterJob, EvaluateJob, Network, PortAsk, RegisterJob,
@@ -47,11 +48,13 @@ pub(crate) struct Operation {
 impl Operation {
     /// It leads to an evaluation of this job.
     pub(crate) fn is_about(&self, key: &JobKey) -> bool {
-        if let Command::RegisterJob(RegisterJob { spec, .. }) = &self.command {
+        if let Command::Job(JobCommand::RegisterJob(RegisterJob { spec, .. })) = &self.command {
             return spec.key == *key;
         }
-        let (Command::DeregisterJob(DeregisterJob { job, .. })
-        | Command::EvaluateJob(EvaluateJob { job, .. })) = &self.command
+        let Command::Job(
+            JobCommand::DeregisterJob(DeregisterJob { job, .. })
+            | JobCommand::EvaluateJob(EvaluateJob { job, .. }),
+        ) = &self.command
         else {
             return false;
         };
@@ -106,7 +109,7 @@ impl World {
             cancelable: false,
         };
         let evaluation_ids = self.evaluation_ids(4);
-        self.ask(Command::SetDrain(SetDrain {
+        self.ask(Command::from(SetDrain {
             node,
             drain: Some(drain),
             mark_eligible: false,
@@ -120,20 +123,18 @@ impl World {
         let jobs: Vec<_> = self.log.truth().jobs().iter().map(|row| row.key.clone()).collect();
         for job in jobs {
             let evaluation = EvaluationId(self.ids.next());
-            self.ask(Command::EvaluateJob(EvaluateJob {
-                job,
-                force_reschedule: false,
-                evaluation,
-            }));
+            self.ask(Command::from(EvaluateJob { job, force_reschedule: false, evaluation }));
         }
     }
 
     /// An operator pauses the broker, or lets it go on. What was asked for before and is not in the log does not come after it.
     pub(crate) fn pause(&mut self, pause_eval_broker: bool) {
-        self.forget_operations(|command| matches!(command, Command::SetSchedulerConfiguration(_)));
+        self.forget_operations(|command| {
+            matches!(command, Command::Settings(SettingsCommand::SetSchedulerConfiguration(_)))
+        });
         let known = self.log.truth().scheduler_configuration().clone();
         let configuration = SchedulerConfiguration { pause_eval_broker, ..known };
-        self.ask(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+        self.ask(Command::from(SetSchedulerConfiguration {
             configuration,
             keep_node_life: true,
             enforce_index: None,
@@ -199,14 +200,11 @@ impl World {
                 let enforce_index =
                     if dice.percent(15) { Some(draw_index(known.as_deref(), dice)) } else { None };
                 let spec = Arc::new(spec);
-                Command::RegisterJob(RegisterJob {
-                    enforce_index,
-                    ..RegisterJob::new(spec, evaluation)
-                })
+                Command::from(RegisterJob { enforce_index, ..RegisterJob::new(spec, evaluation) })
             }
             9 | 10 => {
                 let purge = self.swarm.operators && dice.percent(40);
-                Command::DeregisterJob(DeregisterJob {
+                Command::from(DeregisterJob {
                     job,
                     purge,
                     evaluation,
@@ -214,12 +212,10 @@ impl World {
                     no_shutdown_delay: false,
                 })
             }
-            11 => Command::EvaluateJob(EvaluateJob {
-                job,
-                force_reschedule: dice.percent(30),
-                evaluation,
-            }),
-            12 => Command::ScaleJob(ScaleJob {
+            11 => {
+                Command::from(EvaluateJob { job, force_reschedule: dice.percent(30), evaluation })
+            }
+            12 => Command::from(ScaleJob {
                 job,
                 group: fsm::testing::GROUP.into(),
                 count: (!dice.percent(15)).then(|| u32::from(evaluation.0[1] % 6)),
@@ -238,15 +234,11 @@ impl World {
                         let replacement = all[usize::from(evaluation.0[0]) % all.len()];
                         testing::stop_allocation(id, replacement, evaluation)
                     }
-                    None => Command::EvaluateJob(EvaluateJob {
-                        job,
-                        force_reschedule: false,
-                        evaluation,
-                    }),
+                    None => Command::from(EvaluateJob { job, force_reschedule: false, evaluation }),
                 }
             }
             _ if self.swarm.operators => self.draw_operator(dice),
-            _ => Command::EvaluateJob(EvaluateJob { job, force_reschedule: false, evaluation }),
+            _ => Command::from(EvaluateJob { job, force_reschedule: false, evaluation }),
         }
     }
 
@@ -281,7 +273,7 @@ impl World {
     fn collect_everything(&self) -> Command {
         let truth = self.log.truth();
         let (at, gc) = (truth.at(), &self.swarm.gc);
-        Command::CollectGarbage(CollectGarbage {
+        Command::from(CollectGarbage {
             cutoffs: Cutoffs {
                 evaluations: at.saturating_sub(gc.evaluation_ms),
                 batch_evaluations: at.saturating_sub(gc.batch_evaluation_ms),
@@ -302,7 +294,7 @@ impl World {
         let evaluation_ids = self.evaluation_ids(2);
         let started_at = self.log.truth().at();
         match dice.below(10) {
-            0..3 => Command::SetEligibility(SetEligibility {
+            0..3 => Command::from(SetEligibility {
                 node,
                 eligible: dice.percent(60),
                 by: "operator".into(),
@@ -320,7 +312,7 @@ impl World {
                     owner: "operator".into(),
                     cancelable: false,
                 };
-                Command::SetDrain(SetDrain {
+                Command::from(SetDrain {
                     node,
                     drain: Some(drain),
                     mark_eligible: false,
@@ -328,15 +320,15 @@ impl World {
                     evaluation_ids,
                 })
             }
-            6..8 => Command::SetDrain(SetDrain {
+            6..8 => Command::from(SetDrain {
                 node,
                 drain: None,
                 mark_eligible: true,
                 meta: std::collections::BTreeMap::new(),
                 evaluation_ids,
             }),
-            8 => Command::EvaluateNode(EvaluateNode { node, evaluation_ids }),
-            _ => Command::ReapNode(ReapNode {
+            8 => Command::from(EvaluateNode { node, evaluation_ids }),
+            _ => Command::from(ReapNode {
                 node,
                 incarnation: None,
                 force: dice.percent(30),

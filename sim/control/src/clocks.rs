@@ -9,6 +9,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use cron::Schedule;
 use fsm::{
     Command, EvaluationId, Job, JobKey, JobKind, JobSpec, JobStatus, Reply, State,
+    command::JobCommand,
     job::{DeregisterJob, ForcePeriodic, LaunchPeriodic, Launches, Periodic, launch_id},
     testing,
 };
@@ -108,7 +109,7 @@ impl World {
         };
         let spec = JobSpec { periodic: Some(block), ..testing::job(name, JobKind::Batch, 1) };
         let mut command = testing::register(spec, evaluation);
-        if let Command::RegisterJob(command) = &mut command {
+        if let Command::Job(JobCommand::RegisterJob(command)) = &mut command {
             command.now_s = now_s;
         }
         command
@@ -165,10 +166,10 @@ impl World {
 }
 
 fn is_of_a_clock(command: &Command) -> bool {
-    if let Command::RegisterJob(command) = command {
+    if let Command::Job(JobCommand::RegisterJob(command)) = command {
         return command.spec.periodic.is_some();
     }
-    matches!(command, Command::ForcePeriodic(_))
+    matches!(command, Command::Job(JobCommand::ForcePeriodic(_)))
 }
 
 fn clock_of<'s>(state: &'s State, row: &Job) -> Option<(Launches, &'s Periodic)> {
@@ -183,7 +184,10 @@ fn schedule_of(block: &Periodic) -> Schedule {
 pub(crate) fn judge(before: &State, applied: &Applied, found: &mut Vec<String>) {
     let after = &applied.state;
     let Some(proposal) = &applied.entry.proposal else { return };
-    let Command::LaunchPeriodic(LaunchPeriodic { launches }) = &proposal.command else { return };
+    let Command::Job(JobCommand::LaunchPeriodic(LaunchPeriodic { launches })) = &proposal.command
+    else {
+        return;
+    };
     let keys: BTreeSet<&JobKey> = launches.iter().map(|launch| &launch.job).collect();
     for key in keys {
         let rows = (before.jobs().get(key), after.jobs().get(key));
@@ -251,10 +255,13 @@ fn judge_job((before, old): (&State, &Job), (after, new): (&State, &Job)) -> Res
 pub(crate) fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
     let Some(proposal) = &applied.entry.proposal else { return };
     let taken = !matches!(applied.reply, Reply::Rejected(_));
-    if matches!(proposal.command, Command::ForcePeriodic(_)) && taken {
+    if matches!(proposal.command, Command::Job(JobCommand::ForcePeriodic(_))) && taken {
         coverage.count(Event::LaunchForced);
     }
-    let Command::LaunchPeriodic(LaunchPeriodic { launches }) = &proposal.command else { return };
+    let Command::Job(JobCommand::LaunchPeriodic(LaunchPeriodic { launches })) = &proposal.command
+    else {
+        return;
+    };
     if !taken {
         coverage.count(Event::LaunchRefused);
     }

@@ -14,7 +14,7 @@ use std::{
 use fsm::{
     Command, EvaluationId, Index, Job, JobKey, JobStatus, Reply, State, Text,
     allocation::Replacement,
-    command::DispatchAnswer,
+    command::{DispatchAnswer, JobCommand},
     job::{
         DeregisterJob, DispatchJob, Dispatched, EvaluateJob, Parameterized, RegisterJob, ScaleJob,
         StopChildren,
@@ -91,7 +91,7 @@ impl World {
             0 | 1 => self.register_parent(evaluation, dice),
             2 if dice.percent(30) => {
                 let purge = dice.percent(50);
-                Command::DeregisterJob(DeregisterJob {
+                Command::from(DeregisterJob {
                     job: parent,
                     purge,
                     evaluation,
@@ -115,7 +115,7 @@ impl World {
             4 | 5 if !children.is_empty() => {
                 let job = dice.pick(&children).unwrap_or(parent);
                 let purge = dice.percent(50);
-                Command::DeregisterJob(DeregisterJob {
+                Command::from(DeregisterJob {
                     job,
                     purge,
                     evaluation,
@@ -146,7 +146,7 @@ impl World {
         Some(match (dice.below(6), instance, version) {
             (0, Some(id), _) => testing::stop_allocation(id, Replacement::Always, evaluation),
             (1, Some(id), _) => testing::stop_allocation(id, Replacement::ByKind, evaluation),
-            (2, ..) => Command::ScaleJob(ScaleJob {
+            (2, ..) => Command::from(ScaleJob {
                 job,
                 group: testing::GROUP.into(),
                 count: Some(u32::from(evaluation.0[1] % 4)),
@@ -156,16 +156,12 @@ impl World {
                 meta_json: "".into(),
                 evaluation,
             }),
-            (4 | 5, _, Some(kept)) => Command::RegisterJob(RegisterJob {
+            (4 | 5, _, Some(kept)) => Command::from(RegisterJob {
                 stop: kept.stop,
                 reverts_to: Some(kept.version),
                 ..RegisterJob::new(Arc::clone(&kept.spec), evaluation)
             }),
-            _ => Command::EvaluateJob(EvaluateJob {
-                job,
-                force_reschedule: dice.percent(60),
-                evaluation,
-            }),
+            _ => Command::from(EvaluateJob { job, force_reschedule: dice.percent(60), evaluation }),
         })
     }
 
@@ -247,7 +243,7 @@ impl Account {
     ) {
         let after = &applied.state;
         if let Some(proposal) = &applied.entry.proposal
-            && let Command::DispatchJob(command) = &proposal.command
+            && let Command::Job(JobCommand::DispatchJob(command)) = &proposal.command
             && let Reply::Dispatched(answers) = &applied.reply
             // An answer from the session is that of the first time.
             && !proposal.request.is_some_and(|request| before.sessions().contains(&request.id))

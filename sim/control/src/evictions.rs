@@ -4,6 +4,7 @@
 
 use fsm::{
     Command, JobSpec, Plan, Reply, State, Trigger,
+    command::PlanCommand,
     plan::{ApplyPlans, DropReason, PlanVerdict},
     settings::{Preemption, SchedulerConfiguration, SetSchedulerConfiguration},
 };
@@ -69,7 +70,7 @@ impl World {
             Preemption { system: may(), sysbatch: may(), batch: may(), service: may() };
         self.trace(|| format!("an operator sets {preemption:?}"));
         let known = self.log.truth().scheduler_configuration();
-        self.ask(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+        self.ask(Command::from(SetSchedulerConfiguration {
             configuration: SchedulerConfiguration { preemption, ..known },
             keep_node_life: true,
             enforce_index: None,
@@ -80,7 +81,7 @@ impl World {
 /// Counts what was evicted in an entry, and what was not.
 pub(crate) fn note(before: &State, applied: &Applied, coverage: &mut Coverage) {
     let Some(proposal) = &applied.entry.proposal else { return };
-    let (Command::ApplyPlans(ApplyPlans { plans }), Reply::Plans(verdicts)) =
+    let (Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })), Reply::Plans(verdicts)) =
         (&proposal.command, &applied.reply)
     else {
         return;

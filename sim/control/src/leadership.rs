@@ -10,8 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fsm::{
-    Command, EvaluationId, Index, JobKey, Liveness, NodeId, Proposal, node::NodeLiveness,
-    session::Request,
+    Command, EvaluationId, Index, JobKey, Liveness, NodeId, Proposal, command::NodeCommand,
+    node::NodeLiveness, session::Request,
 };
 use leader::{
     Dispatch, PlanApplier, Report, Services, ServicesConfig,
@@ -521,7 +521,7 @@ impl Leadership {
 fn missed_by(commands: &[Command]) -> Vec<NodeId> {
     let mut missed = Vec::new();
     for command in commands {
-        if let Command::NodeLiveness(NodeLiveness { changes, .. }) = command {
+        if let Command::Node(NodeCommand::NodeLiveness(NodeLiveness { changes, .. })) = command {
             let down = changes.iter().filter(|change| change.liveness == Liveness::Down);
             missed.extend(down.map(|change| change.node));
         }

@@ -87,7 +87,7 @@ impl World {
             11 if lives.losses => {
                 // The servers' own word comes early, too: it is refused then.
                 let by = dice.percent(50).then(|| "ann@desk".into());
-                self.ask(Command::EndMassLoss(EndMassLoss { by }));
+                self.ask(Command::from(EndMassLoss { by }));
             }
             12 => self.lose_one(number, &mut dice),
             13 => self.set_node_life(&mut dice),
@@ -120,7 +120,7 @@ impl World {
             affinity_meta_key: AFFINITY.into(),
         };
         let known = self.log.truth().scheduler_configuration();
-        self.ask(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+        self.ask(Command::from(SetSchedulerConfiguration {
             configuration: SchedulerConfiguration { node_life, ..known },
             keep_node_life: false,
             enforce_index: None,
@@ -159,9 +159,9 @@ impl World {
         let command = match dice.below(10) {
             0..3 => {
                 let for_ms = dice.percent(70).then(|| dice.between(2_000, 90_000));
-                Command::SuspendNode(SuspendNode { node, by, reason, for_ms })
+                Command::from(SuspendNode { node, by, reason, for_ms })
             }
-            3..6 => Command::UnsuspendNode(UnsuspendNode { node, by, reason }),
+            3..6 => Command::from(UnsuspendNode { node, by, reason }),
             choice => {
                 let node = match choice {
                     6 => self.draining_node().unwrap_or(node),
@@ -169,13 +169,7 @@ impl World {
                     _ => node,
                 };
                 let (eligible, evaluation_ids) = (choice == 9, self.evaluation_ids(2));
-                Command::SetEligibility(SetEligibility {
-                    node,
-                    eligible,
-                    by,
-                    reason,
-                    evaluation_ids,
-                })
+                Command::from(SetEligibility { node, eligible, by, reason, evaluation_ids })
             }
         };
         self.ask(command);

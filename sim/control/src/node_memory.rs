@@ -8,6 +8,7 @@ use std::{
 use fsm::{
     AllocationId, ClientStatus, Command, NodeId, State, Text,
     allocation::UpdateAllocations,
+    command::{AllocationCommand, NodeCommand},
     node::{ReapNode, SetEligibility},
 };
 
@@ -24,7 +25,13 @@ pub(crate) struct NodeMemory {
 impl NodeMemory {
     /// An entry whose command took effect for the first time.
     pub(crate) fn judge(&mut self, entry: &Entry<'_>, command: &Command, found: &mut Vec<String>) {
-        if let Command::SetEligibility(SetEligibility { node, eligible, by, reason, .. }) = command
+        if let Command::Node(NodeCommand::SetEligibility(SetEligibility {
+            node,
+            eligible,
+            by,
+            reason,
+            ..
+        })) = command
         {
             if *eligible {
                 self.offline.remove(node);
@@ -32,10 +39,10 @@ impl NodeMemory {
                 self.offline.insert(*node, (by.clone(), reason.clone()));
             }
         }
-        if let Command::ReapNode(ReapNode { node, force: true, .. }) = command {
+        if let Command::Node(NodeCommand::ReapNode(ReapNode { node, force: true, .. })) = command {
             self.offline.remove(node);
         }
-        if let Command::UpdateAllocations(update) = command {
+        if let Command::Allocation(AllocationCommand::UpdateAllocations(update)) = command {
             self.note_failures(entry, update);
         }
         // With its machine a node is gone for good.

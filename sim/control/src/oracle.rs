@@ -11,11 +11,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use fsm::{
     Allocation, AllocationId, ClientStatus, Command, Effect, EvaluationStatus, Index, Job, JobKind,
     JobStatus, Plan, Reply, RequestId, State, TaskGroup, Trigger,
+    command::{
+        EvaluationCommand, JobCommand, NodeCommand, PlanCommand, SettingsCommand, UpkeepCommand,
+    },
     evaluation::UpdateEvaluations,
     gc::CollectGarbage,
     job::RegisterJob,
     node::{AdvanceDrains, Health, NodeLiveness, SuspendLateNodes},
     plan::{ApplyPlans, DropReason},
+    session::{Request, Session},
     table::ChangeSet,
     testing,
 };
@@ -127,12 +131,9 @@ impl World {
 
 type Found = Vec<String>;
 
-/// Of many dispatches a retry is told nothing but that they were answered.
-fn is_same_reply(first: &Reply, again: &Reply) -> bool {
-    match (first, again) {
-        (Reply::Dispatched(many), Reply::Dispatched(kept)) if many.len() > 1 => kept.is_empty(),
-        _ => first == again,
-    }
+/// A retry is answered with what a session keeps of the first reply.
+fn is_same_reply(request: Request, first: &Reply, again: &Reply) -> bool {
+    first == again || Session::new(request, 0, first).reply == *again
 }
 
 fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Found) {
@@ -142,7 +143,10 @@ fn judge(before: &State, applied: &Applied, oracle: &mut Oracle, found: &mut Fou
     let again = proposal.request.is_some_and(|request| oracle.requests.contains_key(&request.id));
     if let Some(request) = proposal.request {
         match oracle.requests.get(&request.id) {
-            Some(first) if !is_same_reply(first, &applied.reply) || !applied.effects.is_empty() => {
+            Some(first)
+                if !is_same_reply(request, first, &applied.reply)
+                    || !applied.effects.is_empty() =>
+            {
                 found.push(format!("P4: request {:?} took effect twice", request.id));
             }
             Some(_) => {}
@@ -183,7 +187,9 @@ fn is_surplus(state: &State, child: &Job, max: u64) -> bool {
 fn judge_garbage(before: &State, applied: &Applied, gc: &GcConfig, found: &mut Found) {
     let after = &applied.state;
     let Some(proposal) = &applied.entry.proposal else { return };
-    let Command::CollectGarbage(CollectGarbage { cutoffs, .. }) = &proposal.command else {
+    let Command::Upkeep(UpkeepCommand::CollectGarbage(CollectGarbage { cutoffs, .. })) =
+        &proposal.command
+    else {
         if after.allocations().len() < before.allocations().len() {
             found.push("I52: an allocation vanished".to_owned());
         }
@@ -251,7 +257,7 @@ fn is_counted(state: &State, row: &Allocation) -> bool {
 /// I37, I38, I46: what a plan does is right in the state that it was made on.
 fn judge_passes(before: &State, applied: &Applied, log: &Log, found: &mut Found) {
     let Some(proposal) = &applied.entry.proposal else { return };
-    let (Command::ApplyPlans(ApplyPlans { plans }), Reply::Plans(verdicts)) =
+    let (Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })), Reply::Plans(verdicts)) =
         (&proposal.command, &applied.reply)
     else {
         return;
@@ -425,7 +431,7 @@ impl Pass<'_> {
 /// I19, I29, I30, I31.
 fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
     let Some(proposal) = &applied.entry.proposal else { return };
-    let (Command::ApplyPlans(ApplyPlans { plans }), Reply::Plans(verdicts)) =
+    let (Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })), Reply::Plans(verdicts)) =
         (&proposal.command, &applied.reply)
     else {
         return;
@@ -474,7 +480,11 @@ fn judge_plans(before: &State, applied: &Applied, found: &mut Found) {
 /// I48: a drain is complete when nothing runs on the node but what may stay.
 fn judge_drains(before: &State, applied: &Applied, found: &mut Found) {
     let Some(proposal) = &applied.entry.proposal else { return };
-    let Command::AdvanceDrains(AdvanceDrains { complete, .. }) = &proposal.command else { return };
+    let Command::Node(NodeCommand::AdvanceDrains(AdvanceDrains { complete, .. })) =
+        &proposal.command
+    else {
+        return;
+    };
     for id in complete {
         let Some(drain) = before.nodes().get(id).and_then(|node| node.drain.as_ref()) else {
             continue;
@@ -551,14 +561,17 @@ fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
 /// What became of a namespace or a node pool, or of a job that came to one.
 fn note_places(before: &State, command: &Command, reply: &Reply, coverage: &mut crate::Coverage) {
     let taken = !matches!(reply, Reply::Rejected(_));
-    let deletes = matches!(command, Command::DeleteNamespace(_) | Command::DeleteNodePool(_));
+    let deletes = matches!(
+        command,
+        Command::Settings(SettingsCommand::DeleteNamespace(_) | SettingsCommand::DeleteNodePool(_))
+    );
     if deletes && taken {
         coverage.count(Event::PlaceDeleted);
     }
     if deletes && matches!(reply, Reply::Rejected(fsm::Rejection::InUse(_))) {
         coverage.count(Event::PlaceInUse);
     }
-    if let Command::RegisterJob(RegisterJob { spec, .. }) = command
+    if let Command::Job(JobCommand::RegisterJob(RegisterJob { spec, .. })) = command
         && !taken
         && !(before.namespaces().contains(&spec.key.namespace)
             && before.node_pools().contains(&spec.node_pool))
@@ -567,6 +580,7 @@ fn note_places(before: &State, command: &Command, reply: &Reply, coverage: &mut 
     }
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "most commands have nothing to count")]
 fn note_command(
     before: &State,
     applied: &Applied,
@@ -576,7 +590,7 @@ fn note_command(
     rollouts::note(before, &applied.state, coverage);
     let liveness = |id| applied.state.nodes().get(id).map(|node| node.liveness);
     match command {
-        Command::NodeLiveness(NodeLiveness { changes, .. }) => {
+        Command::Node(NodeCommand::NodeLiveness(NodeLiveness { changes, .. })) => {
             for change in changes {
                 let old = before.nodes().get(&change.node).map(|node| node.liveness);
                 if liveness(&change.node) == Some(change.liveness) && old != Some(change.liveness) {
@@ -589,7 +603,7 @@ fn note_command(
                 }
             }
         }
-        Command::AdvanceDrains(AdvanceDrains { migrate, complete, .. }) => {
+        Command::Node(NodeCommand::AdvanceDrains(AdvanceDrains { migrate, complete, .. })) => {
             if !migrate.is_empty() {
                 coverage.count(Event::Migrated);
             }
@@ -597,9 +611,11 @@ fn note_command(
                 coverage.count(Event::DrainCompleted);
             }
         }
-        Command::ReapNode(_) => coverage.count(Event::NodeReaped),
-        Command::CollectGarbage(_) => coverage.count(Event::Collected),
-        Command::UpdateEvaluations(UpdateEvaluations { updates }) => {
+        Command::Node(NodeCommand::ReapNode(_)) => coverage.count(Event::NodeReaped),
+        Command::Upkeep(UpkeepCommand::CollectGarbage(_)) => coverage.count(Event::Collected),
+        Command::Evaluation(EvaluationCommand::UpdateEvaluations(UpdateEvaluations {
+            updates,
+        })) => {
             let canceled = updates.iter().filter(|one| one.status == EvaluationStatus::Canceled);
             for update in canceled {
                 coverage.count(Event::Superseded);
@@ -609,7 +625,7 @@ fn note_command(
                 }
             }
         }
-        Command::SuspendLateNodes(SuspendLateNodes { nodes }) => {
+        Command::Node(NodeCommand::SuspendLateNodes(SuspendLateNodes { nodes })) => {
             let is_ok =
                 |state: &State, node| state.nodes().get(node).map(|row| row.health == Health::Ok);
             for node in nodes {
@@ -618,60 +634,7 @@ fn note_command(
                 }
             }
         }
-        Command::SuspendNode(_)
-        | Command::RegisterJob(_)
-        | Command::DeregisterJob(_)
-        | Command::EvaluateJob(_)
-        | Command::MarkJobVersion(_)
-        | Command::ScaleJob(_)
-        | Command::ExpireRuns(_)
-        | Command::RegisterNode(_)
-        | Command::NodeReadiness(_)
-        | Command::NodeShortage(_)
-        | Command::UnsuspendNode(_)
-        | Command::EndSuspensions(_)
-        | Command::EndMassLoss(_)
-        | Command::SetEligibility(_)
-        | Command::SetDrain(_)
-        | Command::EvaluateNode(_)
-        | Command::UpdateAllocations(_)
-        | Command::StopAllocation(_)
-        | Command::ApplyPlans(_)
-        | Command::SetSchedulerConfiguration(_)
-        | Command::UpsertNodePool(_)
-        | Command::DeleteNodePool(_)
-        | Command::UpsertNamespace(_)
-        | Command::DeleteNamespace(_)
-        | Command::Tick
-        | Command::MarkDigest
-        | Command::DigestVerdict(_)
-        | Command::UpsertInstancePool(_)
-        | Command::DeleteInstancePool(_)
-        | Command::PauseInstancePool(_)
-        | Command::RequestInstances(_)
-        | Command::InstanceOutcome(_)
-        | Command::ObserveInstances(_)
-        | Command::SetInstanceBehavior(_)
-        | Command::ShutDownInstance(_)
-        | Command::DestroyOutcome(_)
-        | Command::NoteInstance(_)
-        | Command::NoteUnhelped(_)
-        | Command::LimitPool(_)
-        | Command::NoteProvider(_)
-        | Command::SetRequirements(_)
-        | Command::ExpireRequirements(_)
-        | Command::DecideCapacity(_)
-        | Command::MoveMembers(_)
-        | Command::PromoteDeployment(_)
-        | Command::FailDeployment(_)
-        | Command::PauseDeployment(_)
-        | Command::SetAllocationHealth(_)
-        | Command::ExpireDeployments(_)
-        | Command::DispatchJob(_)
-        | Command::StopChildren(_)
-        | Command::LaunchPeriodic(_)
-        | Command::ForcePeriodic(_)
-        | Command::DeleteEvaluations(_) => {}
+        _ => {}
     }
 }
 

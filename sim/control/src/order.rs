@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, Command, EvaluationId, EvaluationStatus, Index, JobKey,
-    JobKind, Liveness, NodeId, Plan, State, TaskGroup, node::AdvanceDrains, plan::ApplyPlans,
+    JobKind, Liveness, NodeId, Plan, State, TaskGroup,
+    command::{NodeCommand, PlanCommand},
+    node::AdvanceDrains,
+    plan::ApplyPlans,
 };
 use leader::Lease;
 
@@ -161,7 +164,7 @@ pub(crate) fn judge_leases(
 
 /// Plans leave their queue in the order of their priorities.
 pub(crate) fn judge_plans(command: &Command) -> Option<String> {
-    let Command::ApplyPlans(ApplyPlans { plans }) = command else { return None };
+    let Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })) = command else { return None };
     let falls = |pair: &[std::sync::Arc<Plan>]| pair[0].priority >= pair[1].priority;
     let bad = plans.windows(2).find(|pair| !falls(pair))?;
     Some(format!("I26: the plan of {} is taken before a more urgent one", bad[0].evaluation))
@@ -170,7 +173,7 @@ pub(crate) fn judge_plans(command: &Command) -> Option<String> {
 /// Makes a plan wrong in a way that `apply` must not take: a name that lives already, a port given twice, or what may not be evicted. As from a worker
 /// with other rules.
 pub(crate) fn spoil(command: &mut Command, truth: &State, dice: &mut Dice) {
-    let Command::ApplyPlans(ApplyPlans { plans }) = command else { return };
+    let Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })) = command else { return };
     let Some(plan) = plans.first_mut().map(std::sync::Arc::make_mut) else { return };
     let is_service = truth.jobs().get(&plan.job).is_some_and(|job| job.kind == JobKind::Service);
     let stopped = |id| plan.stops.iter().any(|stop| stop.id == id);
@@ -227,7 +230,12 @@ impl Overdue {
     ) -> Option<String> {
         let (mut acted, mut ended) = (Vec::new(), Vec::new());
         for command in commands {
-            if let Command::AdvanceDrains(AdvanceDrains { migrate, complete, .. }) = command {
+            if let Command::Node(NodeCommand::AdvanceDrains(AdvanceDrains {
+                migrate,
+                complete,
+                ..
+            })) = command
+            {
                 acted.extend(migrate);
                 ended.extend(complete);
             }
@@ -331,7 +339,9 @@ fn serves(now: u64, state: &State, group: &TaskGroup, row: &Allocation) -> bool 
 
 /// I48: what is marked to move may: it is on a draining node, and of a service so many stay as `migrate` says unless time is up.
 pub(crate) fn judge_drains(now: u64, state: &State, command: &Command) -> Option<String> {
-    let Command::AdvanceDrains(AdvanceDrains { migrate, .. }) = command else { return None };
+    let Command::Node(NodeCommand::AdvanceDrains(AdvanceDrains { migrate, .. })) = command else {
+        return None;
+    };
     let mut moved: BTreeMap<(&JobKey, &str), Vec<AllocationId>> = BTreeMap::new();
     for row in migrate.iter().filter_map(|id| state.allocations().get(id)) {
         let drain = state.nodes().get(&row.node).and_then(|node| node.drain.as_ref());
@@ -496,7 +506,7 @@ mod tests {
         let late = look(early + 2 * DRAIN_LATE_MS + 2);
         assert!(late.is_some_and(|late| late.starts_with("I48")));
 
-        let command = Command::AdvanceDrains(AdvanceDrains {
+        let command = Command::from(AdvanceDrains {
             migrate: vec![goes],
             complete: vec![],
             evaluation_ids: vec![],
@@ -520,9 +530,11 @@ mod tests {
             let plan = std::sync::Arc::new(plan);
             let names = (0..64).map(|number| {
                 let mut command =
-                    Command::ApplyPlans(ApplyPlans { plans: vec![std::sync::Arc::clone(&plan)] });
+                    Command::from(ApplyPlans { plans: vec![std::sync::Arc::clone(&plan)] });
                 spoil(&mut command, &driver.state, &mut Dice::numbered(7, number));
-                let Command::ApplyPlans(ApplyPlans { plans }) = command else { return 7 };
+                let Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })) = command else {
+                    return 7;
+                };
                 plans[0].placements[0].name_index
             });
             names.collect::<std::collections::BTreeSet<u32>>()

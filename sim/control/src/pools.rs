@@ -20,6 +20,7 @@ use std::{
 use elastic::{FleetConfig, fake::FakeCloud};
 use fsm::{
     Command, EvaluationId, InstanceId, JobKind, State, Text,
+    command::PoolCommand,
     job::{DeregisterJob, EvaluateJob, RegisterJob},
     node::NodeDescription,
     pool::{
@@ -229,7 +230,7 @@ impl Pools {
         }
         self.known.extend(after.instances().iter().map(|row| row.provider_id.clone()));
         let command = applied.entry.proposal.as_ref().map(|proposal| &proposal.command);
-        if let Some(Command::InstanceOutcome(outcome)) = command
+        if let Some(Command::Pool(PoolCommand::InstanceOutcome(outcome))) = command
             && matches!(outcome.outcome, CreateOutcome::Failed { .. })
             && !after.instances().contains(&outcome.id)
         {
@@ -310,9 +311,9 @@ impl World {
                 let is_paused = |pool: &Arc<InstancePool>| pool.paused.is_some();
                 let paused = self.log.truth().instance_pools().iter().any(is_paused);
                 let pause = !paused;
-                self.ask(Command::PauseInstancePool(PauseInstancePool { name, pause, by, reason }));
+                self.ask(Command::from(PauseInstancePool { name, pause, by, reason }));
             }
-            10 => self.ask(Command::DeleteInstancePool(DeleteInstancePool { name: POOL.into() })),
+            10 => self.ask(Command::from(DeleteInstancePool { name: POOL.into() })),
             11..16 => self.treat_an_instance(&mut dice),
             16 => self.watch(&mut dice),
             17 => {
@@ -362,10 +363,7 @@ impl World {
         if let Some(balancers) = &mut self.balancers {
             balancers.declare(&mut pool);
         }
-        self.ask(Command::UpsertInstancePool(UpsertInstancePool {
-            pool: pool.into(),
-            enforce_index: None,
-        }));
+        self.ask(Command::from(UpsertInstancePool { pool: pool.into(), enforce_index: None }));
     }
 
     /// A job of the pool comes, changes or goes.
@@ -386,7 +384,7 @@ impl World {
                     self.coverage.count(Event::SystemJobOfPool);
                 }
                 let (spec, enforce_index) = (spec.into(), None);
-                Command::RegisterJob(RegisterJob {
+                Command::from(RegisterJob {
                     enforce_index,
                     evaluation_priority,
                     ..RegisterJob::new(spec, evaluation)
@@ -394,7 +392,7 @@ impl World {
             }
             6..9 => {
                 let purge = dice.percent(40);
-                Command::DeregisterJob(DeregisterJob {
+                Command::from(DeregisterJob {
                     job,
                     purge,
                     evaluation,
@@ -402,7 +400,7 @@ impl World {
                     no_shutdown_delay: false,
                 })
             }
-            _ => Command::EvaluateJob(EvaluateJob { job, force_reschedule: false, evaluation }),
+            _ => Command::from(EvaluateJob { job, force_reschedule: false, evaluation }),
         };
         self.ask(command);
     }
@@ -416,7 +414,7 @@ impl World {
         let evaluation_ids = self.evaluation_ids(2);
         if dice.percent(15) {
             let cause = ShutdownCause::Operator;
-            return self.ask(Command::ShutDownInstance(ShutDownInstance {
+            return self.ask(Command::from(ShutDownInstance {
                 id,
                 cause,
                 reason,
@@ -433,7 +431,7 @@ impl World {
         if behavior == Behavior::Hold {
             self.coverage.count(Event::InstanceHeld);
         }
-        self.ask(Command::SetInstanceBehavior(SetInstanceBehavior {
+        self.ask(Command::from(SetInstanceBehavior {
             id,
             behavior,
             deadline_ms: dice.percent(30).then_some(5_000).filter(|_| behavior == Behavior::Drain),

@@ -11,6 +11,9 @@ use fsm::{
     Extent, Index, Job, JobKey, JobSpec, Liveness, Node, NodeId, Plan, PlanVerdict, Rejection,
     Reply, State,
     allocation::{NodeReport, StopAllocation, UpdateAllocations},
+    command::{
+        AllocationCommand, EvaluationCommand, JobCommand, NodeCommand, PlanCommand, SettingsCommand,
+    },
     evaluation::UpdateEvaluations,
     job::{DeregisterJob, RegisterJob, ScaleJob},
     node::{
@@ -38,13 +41,14 @@ pub(crate) struct Entry<'a> {
 type Found = Vec<String>;
 
 /// What a command that took effect for the first time left undone.
-#[expect(clippy::too_many_lines, reason = "one arm for each command")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "most commands have none of their own")]
 pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
     entry.effects(found);
     entry.table_indexes(found);
     entry.extents(found);
     entry.nodes_live_well(command, found);
-    if let Command::RegisterJob(RegisterJob { spec, enforce_index, .. }) = command {
+    if let Command::Job(JobCommand::RegisterJob(RegisterJob { spec, enforce_index, .. })) = command
+    {
         entry.enforced(&spec.key, *enforce_index, found);
     }
     entry.place_deleted(command, found);
@@ -53,103 +57,84 @@ pub(crate) fn judge(entry: &Entry<'_>, command: &Command, found: &mut Found) {
         return;
     }
     match command {
-        Command::RegisterJob(RegisterJob { spec, stop, .. }) => {
+        Command::Job(JobCommand::RegisterJob(RegisterJob { spec, stop, .. })) => {
             entry.job_registered(spec, *stop, found);
         }
-        Command::DeregisterJob(DeregisterJob { job, purge, .. }) => {
+        Command::Job(JobCommand::DeregisterJob(DeregisterJob { job, purge, .. })) => {
             entry.job_ended(job, *purge, found);
         }
-        Command::EvaluateJob(_) => entry.evaluation_made(found),
-        Command::ScaleJob(command) => entry.scaled(command, found),
-        Command::RegisterNode(RegisterNode { node, identity, description, .. }) => {
+        Command::Job(JobCommand::EvaluateJob(_)) => entry.evaluation_made(found),
+        Command::Job(JobCommand::ScaleJob(command)) => entry.scaled(command, found),
+        Command::Node(NodeCommand::RegisterNode(RegisterNode {
+            node,
+            identity,
+            description,
+            ..
+        })) => {
             entry.node_registered(*node, identity, found);
             let there = entry.after.nodes().get(node);
             if there.is_none_or(|row| row.description != *description) {
                 found.push(format!("P-node: {node} is not as it registered"));
             }
         }
-        Command::NodeReadiness(report) => {
+        Command::Node(NodeCommand::NodeReadiness(report)) => {
             entry.node_ready(report.node, found);
             entry.check_reported(report, found);
         }
-        Command::NodeLiveness(NodeLiveness { changes, .. }) => {
+        Command::Node(NodeCommand::NodeLiveness(NodeLiveness { changes, .. })) => {
             entry.liveness_changed(changes, found);
         }
-        Command::SetEligibility(SetEligibility { node, eligible, .. }) => {
+        Command::Node(NodeCommand::SetEligibility(SetEligibility { node, eligible, .. })) => {
             entry.eligibility_set(*node, *eligible, found);
         }
-        Command::SetDrain(SetDrain { node, drain, mark_eligible, .. }) => {
+        Command::Node(NodeCommand::SetDrain(SetDrain { node, drain, mark_eligible, .. })) => {
             entry.drain_set(*node, drain.as_ref(), *mark_eligible, found);
         }
-        Command::AdvanceDrains(AdvanceDrains { migrate, complete, .. }) => {
+        Command::Node(NodeCommand::AdvanceDrains(AdvanceDrains { migrate, complete, .. })) => {
             entry.drains_advanced(migrate, complete, found);
         }
-        Command::ReapNode(ReapNode { node, force, .. }) => entry.node_reaped(*node, *force, found),
-        Command::UpdateAllocations(UpdateAllocations { reports }) => {
+        Command::Node(NodeCommand::ReapNode(ReapNode { node, force, .. })) => {
+            entry.node_reaped(*node, *force, found);
+        }
+        Command::Allocation(AllocationCommand::UpdateAllocations(UpdateAllocations {
+            reports,
+        })) => {
             entry.reports_taken(reports, found);
         }
-        Command::StopAllocation(StopAllocation { id, .. }) => entry.allocation_stopped(*id, found),
-        Command::UpdateEvaluations(UpdateEvaluations { updates }) => {
+        Command::Allocation(AllocationCommand::StopAllocation(StopAllocation { id, .. })) => {
+            entry.allocation_stopped(*id, found);
+        }
+        Command::Evaluation(EvaluationCommand::UpdateEvaluations(UpdateEvaluations {
+            updates,
+        })) => {
             for update in updates {
                 entry.evaluation_updated(update, found);
             }
         }
-        Command::ApplyPlans(ApplyPlans { plans }) => entry.plans_applied(plans, found),
-        Command::UpsertNodePool(UpsertNodePool { pool }) => entry.node_pool_made(pool, found),
-        Command::UpsertNamespace(UpsertNamespace { namespace }) => {
+        Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })) => {
+            entry.plans_applied(plans, found);
+        }
+        Command::Settings(SettingsCommand::UpsertNodePool(UpsertNodePool { pool })) => {
+            entry.node_pool_made(pool, found);
+        }
+        Command::Settings(SettingsCommand::UpsertNamespace(UpsertNamespace { namespace })) => {
             entry.namespace_made(namespace, found);
         }
-        Command::SuspendLateNodes(SuspendLateNodes { nodes }) => {
+        Command::Node(NodeCommand::SuspendLateNodes(SuspendLateNodes { nodes })) => {
             for node in nodes {
                 entry.late_node_suspended(*node, found);
             }
         }
-        Command::SuspendNode(command) => entry.node_suspended(command, found),
-        Command::UnsuspendNode(command) => entry.checked_again(command.node, found),
-        Command::EndSuspensions(EndSuspensions { nodes }) => {
+        Command::Node(NodeCommand::SuspendNode(command)) => entry.node_suspended(command, found),
+        Command::Node(NodeCommand::UnsuspendNode(command)) => {
+            entry.checked_again(command.node, found);
+        }
+        Command::Node(NodeCommand::EndSuspensions(EndSuspensions { nodes })) => {
             for node in nodes {
                 entry.checked_again(*node, found);
             }
         }
-        Command::EndMassLoss(_)
-        | Command::MarkJobVersion(_)
-        | Command::NodeShortage(_)
-        | Command::EvaluateNode(_)
-        | Command::SetSchedulerConfiguration(_)
-        | Command::DeleteNodePool(_)
-        | Command::DeleteNamespace(_)
-        | Command::Tick
-        | Command::MarkDigest
-        | Command::DigestVerdict(_)
-        | Command::CollectGarbage(_)
-        | Command::UpsertInstancePool(_)
-        | Command::DeleteInstancePool(_)
-        | Command::PauseInstancePool(_)
-        | Command::RequestInstances(_)
-        | Command::InstanceOutcome(_)
-        | Command::ObserveInstances(_)
-        | Command::SetInstanceBehavior(_)
-        | Command::ShutDownInstance(_)
-        | Command::DestroyOutcome(_)
-        | Command::NoteInstance(_)
-        | Command::NoteUnhelped(_)
-        | Command::LimitPool(_)
-        | Command::NoteProvider(_)
-        | Command::SetRequirements(_)
-        | Command::ExpireRequirements(_)
-        | Command::DecideCapacity(_)
-        | Command::MoveMembers(_)
-        | Command::PromoteDeployment(_)
-        | Command::FailDeployment(_)
-        | Command::PauseDeployment(_)
-        | Command::SetAllocationHealth(_)
-        | Command::ExpireRuns(_)
-        | Command::ExpireDeployments(_)
-        | Command::DispatchJob(_)
-        | Command::StopChildren(_)
-        | Command::LaunchPeriodic(_)
-        | Command::ForcePeriodic(_)
-        | Command::DeleteEvaluations(_) => {}
+        _ => {}
     }
 }
 

@@ -5,7 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
     Command, Evaluation, EvaluationId, EvaluationStatus, Index, Liveness, NodeId, Plan, State,
-    Trigger, evaluation::UpdateEvaluations, node::EndMassLoss, plan::ApplyPlans,
+    Trigger,
+    command::{EvaluationCommand, NodeCommand, PlanCommand},
+    evaluation::UpdateEvaluations,
+    node::EndMassLoss,
+    plan::ApplyPlans,
 };
 use leader::{
     Dispatch, Lease,
@@ -144,7 +148,9 @@ impl Promises {
     /// I22: a plan is proposed only while the lease that it was made under is out. And nothing is, while an entry settles. I30: of an all-at-once plan
     /// that does not fit nothing is left.
     pub(crate) fn proposed(&mut self, dispatch: &Dispatch, command: &Command) -> Option<String> {
-        let Command::ApplyPlans(ApplyPlans { plans }) = command else { return None };
+        let Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })) = command else {
+            return None;
+        };
         self.entries += 1;
         let under_way = self.entries - self.entries_settled;
         if under_way > PLAN_ENTRIES_MAX as u64 {
@@ -368,8 +374,9 @@ impl Promises {
         mut commands: impl Iterator<Item = &'a Command>,
     ) -> Option<String> {
         let Seen { now, state, truth } = *seen;
-        let is_asked =
-            commands.any(|one| matches!(one, Command::EndMassLoss(EndMassLoss { by: None })));
+        let is_asked = commands.any(|one| {
+            matches!(one, Command::Node(NodeCommand::EndMassLoss(EndMassLoss { by: None })))
+        });
         let over = invariants::loss_that_is_over(state).map(|loss| loss.create_index);
         // It may have ended in an entry that the services have not seen yet.
         let lasts = |began: &Index| {
@@ -395,7 +402,11 @@ pub(crate) fn gave_up(
     command: &Command,
     deliveries: &BTreeMap<EvaluationId, u32>,
 ) -> Option<String> {
-    let Command::UpdateEvaluations(UpdateEvaluations { updates }) = command else { return None };
+    let Command::Evaluation(EvaluationCommand::UpdateEvaluations(UpdateEvaluations { updates })) =
+        command
+    else {
+        return None;
+    };
     for update in updates.iter().filter(|update| update.status == EvaluationStatus::Failed) {
         let id = update.id;
         let count = deliveries.get(&id).copied().unwrap_or(0);
@@ -489,7 +500,7 @@ mod tests {
         let one_down = with(&driver.state, None);
         driver.liveness("n2", Liveness::Down);
         let two_down = with(&driver.state, None);
-        let asks = [Command::EndMassLoss(EndMassLoss { by: None })];
+        let asks = [Command::from(EndMassLoss { by: None })];
         let mut promises = Promises::default();
         let mut look = |now, state: &State, truth: &State, commands: &[Command]| {
             promises.looked_at_loss(&Seen { now, state, truth }, commands.iter())

@@ -9,6 +9,7 @@ use std::{
 use fsm::{
     Command, Deployment, DeploymentId, DeploymentStatus, EvaluationId, InstanceState, JobKind,
     JobSpec, State,
+    command::DeploymentCommand,
     deployment::{
         DeploymentGroup, FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth,
     },
@@ -165,7 +166,8 @@ impl Expiries {
         let named: BTreeSet<DeploymentId> = commands
             .iter()
             .filter_map(|command| {
-                if let Command::ExpireDeployments(command) = command {
+                if let Command::Deployment(DeploymentCommand::ExpireDeployments(command)) = command
+                {
                     Some(&command.ids)
                 } else {
                     None

@@ -81,7 +81,7 @@ impl World {
         }
         let (spec, evaluation) = (spec.into(), EvaluationId(self.ids.next()));
         let (enforce_index, evaluation_priority) = (None, None);
-        self.ask(Command::RegisterJob(RegisterJob {
+        self.ask(Command::from(RegisterJob {
             enforce_index,
             evaluation_priority,
             ..RegisterJob::new(spec, evaluation)
@@ -97,7 +97,7 @@ impl World {
             let evaluation_ids = self.evaluation_ids(2);
             self.ask(if by_drain {
                 let (drain, mark_eligible) = (None, true);
-                Command::SetDrain(SetDrain {
+                Command::from(SetDrain {
                     node,
                     drain,
                     mark_eligible,
@@ -107,13 +107,7 @@ impl World {
             } else {
                 let (by, reason) = ("operator".into(), "".into());
                 let eligible = true;
-                Command::SetEligibility(SetEligibility {
-                    node,
-                    eligible,
-                    by,
-                    reason,
-                    evaluation_ids,
-                })
+                Command::from(SetEligibility { node, eligible, by, reason, evaluation_ids })
             });
         }
     }

@@ -48,22 +48,22 @@ impl World {
 
     fn draw_for_tenant(&mut self, namespace: &str, pool: &str, dice: &mut Dice) -> Command {
         match dice.below(12) {
-            0..2 => Command::UpsertNamespace(UpsertNamespace {
+            0..2 => Command::from(UpsertNamespace {
                 namespace: Namespace {
                     name: namespace.into(),
                     description: dice.pick(&["", "ours"]).unwrap_or("").into(),
                     ..Namespace::default()
                 },
             }),
-            2 | 3 => Command::DeleteNamespace(DeleteNamespace { name: namespace.into() }),
-            4 => Command::UpsertNodePool(UpsertNodePool {
+            2 | 3 => Command::from(DeleteNamespace { name: namespace.into() }),
+            4 => Command::from(UpsertNodePool {
                 pool: NodePool {
                     name: pool.into(),
                     description: dice.pick(&["", "fast"]).unwrap_or("").into(),
                     ..NodePool::default()
                 },
             }),
-            5 | 6 => Command::DeleteNodePool(DeleteNodePool { name: pool.into() }),
+            5 | 6 => Command::from(DeleteNodePool { name: pool.into() }),
             _ => self.draw_job_of_tenant(namespace, pool, dice),
         }
     }
@@ -83,18 +83,16 @@ impl World {
                 }
                 let spec = Arc::new(spec);
                 let (enforce_index, evaluation_priority) = (None, None);
-                Command::RegisterJob(RegisterJob {
+                Command::from(RegisterJob {
                     enforce_index,
                     evaluation_priority,
                     ..RegisterJob::new(spec, evaluation)
                 })
             }
-            5 | 6 => {
-                Command::EvaluateJob(EvaluateJob { job: key, force_reschedule: false, evaluation })
-            }
+            5 | 6 => Command::from(EvaluateJob { job: key, force_reschedule: false, evaluation }),
             _ => {
                 let purge = dice.percent(30);
-                Command::DeregisterJob(DeregisterJob {
+                Command::from(DeregisterJob {
                     job: key,
                     purge,
                     evaluation,

@@ -54,7 +54,7 @@ impl World {
                 self.draw_rollout(&mut spec);
                 let (spec, evaluation) = (spec.into(), EvaluationId(self.ids.next()));
                 let (enforce_index, evaluation_priority) = (None, None);
-                self.ask(Command::RegisterJob(RegisterJob {
+                self.ask(Command::from(RegisterJob {
                     enforce_index,
                     evaluation_priority,
                     ..RegisterJob::new(spec, evaluation)
@@ -64,7 +64,7 @@ impl World {
                 self.coverage.count(Event::UpdateHurried);
                 for _ in 0..dice.between(1, 3) {
                     let evaluation = EvaluationId(self.ids.next());
-                    self.ask(Command::EvaluateJob(EvaluateJob {
+                    self.ask(Command::from(EvaluateJob {
                         job: key.clone(),
                         force_reschedule: false,
                         evaluation,

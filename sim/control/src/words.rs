@@ -3,6 +3,9 @@
 use fsm::{
     Command, Plan, Reply, State,
     allocation::{StopAllocation, UpdateAllocations},
+    command::{
+        AllocationCommand, EvaluationCommand, JobCommand, NodeCommand, PlanCommand, UpkeepCommand,
+    },
     evaluation::UpdateEvaluations,
     gc::CollectGarbage,
     job::{DeregisterJob, EvaluateJob, MarkJobVersion, RegisterJob, ScaleJob},
@@ -45,58 +48,69 @@ fn job(RegisterJob { spec, evaluation, .. }: &RegisterJob) -> String {
 
 /// A command.
 #[expect(clippy::too_many_lines, reason = "one arm for each command")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "the others are short enough")]
 pub(crate) fn of(command: &Command) -> String {
     match command {
-        Command::RegisterJob(command) => job(command),
-        Command::DeregisterJob(DeregisterJob { job, purge, evaluation, .. }) => {
+        Command::Job(JobCommand::RegisterJob(command)) => job(command),
+        Command::Job(JobCommand::DeregisterJob(DeregisterJob {
+            job, purge, evaluation, ..
+        })) => {
             format!("DeregisterJob {} purge {purge} evaluation {}", job.id, short(evaluation))
         }
-        Command::EvaluateJob(EvaluateJob { job, force_reschedule, evaluation }) => {
+        Command::Job(JobCommand::EvaluateJob(EvaluateJob {
+            job,
+            force_reschedule,
+            evaluation,
+        })) => {
             let by = if *force_reschedule { " forced" } else { "" };
             format!("EvaluateJob {}{by} evaluation {}", job.id, short(evaluation))
         }
-        Command::MarkJobVersion(MarkJobVersion { job, mark }) => {
+        Command::Job(JobCommand::MarkJobVersion(MarkJobVersion { job, mark })) => {
             format!("MarkJobVersion {} {mark:?}", job.id)
         }
-        Command::ScaleJob(ScaleJob { job, group, count, evaluation, .. }) => {
+        Command::Job(JobCommand::ScaleJob(ScaleJob { job, group, count, evaluation, .. })) => {
             format!("ScaleJob {} {group} {count:?} evaluation {}", job.id, short(evaluation))
         }
-        Command::RegisterNode(RegisterNode { node: id, identity, .. }) => {
+        Command::Node(NodeCommand::RegisterNode(RegisterNode { node: id, identity, .. })) => {
             format!("RegisterNode {} identity {}", node(*id), identity[0])
         }
-        Command::NodeReadiness(NodeReadiness {
+        Command::Node(NodeCommand::NodeReadiness(NodeReadiness {
             node: id,
             incarnation,
             readiness,
             sequence,
             ..
-        }) => {
+        })) => {
             let word = readiness.name();
             format!("NodeReadiness {} incarnation {incarnation} {word} {sequence}", node(*id))
         }
-        Command::NodeLiveness(NodeLiveness { changes, .. }) => {
+        Command::Node(NodeCommand::NodeLiveness(NodeLiveness { changes, .. })) => {
             let changes: Vec<_> = changes
                 .iter()
                 .map(|one| format!("{} {}", node(one.node), one.liveness.name()))
                 .collect();
             format!("NodeLiveness {changes:?}")
         }
-        Command::SetEligibility(SetEligibility { node: id, eligible, .. }) => {
+        Command::Node(NodeCommand::SetEligibility(SetEligibility {
+            node: id, eligible, ..
+        })) => {
             format!("SetEligibility {} {eligible}", node(*id))
         }
-        Command::SetDrain(SetDrain { node: id, drain, .. }) => {
+        Command::Node(NodeCommand::SetDrain(SetDrain { node: id, drain, .. })) => {
             let drain = drain.as_ref().map(|one| (one.deadline_at, one.force, one.ignore_system));
             format!("SetDrain {} {drain:?}", node(*id))
         }
-        Command::AdvanceDrains(AdvanceDrains { migrate, complete, .. }) => {
+        Command::Node(NodeCommand::AdvanceDrains(AdvanceDrains { migrate, complete, .. })) => {
             let migrate: Vec<_> = migrate.iter().map(short).collect();
             let complete: Vec<_> = complete.iter().map(|id| node(*id)).collect();
             format!("AdvanceDrains migrate {migrate:?} complete {complete:?}")
         }
-        Command::ReapNode(ReapNode { node: id, force, .. }) => {
+        Command::Node(NodeCommand::ReapNode(ReapNode { node: id, force, .. })) => {
             format!("ReapNode {} {force}", node(*id))
         }
-        Command::UpdateAllocations(UpdateAllocations { reports }) => {
+        Command::Allocation(AllocationCommand::UpdateAllocations(UpdateAllocations {
+            reports,
+        })) => {
             let reports: Vec<_> = reports
                 .iter()
                 .map(|report| {
@@ -113,27 +127,29 @@ pub(crate) fn of(command: &Command) -> String {
                 .collect();
             format!("UpdateAllocations {}", reports.join("; "))
         }
-        Command::StopAllocation(StopAllocation { id, .. }) => {
+        Command::Allocation(AllocationCommand::StopAllocation(StopAllocation { id, .. })) => {
             format!("StopAllocation {}", short(id))
         }
-        Command::UpdateEvaluations(UpdateEvaluations { updates }) => {
+        Command::Evaluation(EvaluationCommand::UpdateEvaluations(UpdateEvaluations {
+            updates,
+        })) => {
             let updates: Vec<_> = updates
                 .iter()
                 .map(|one| format!("{} {} {}", short(one.id), one.status.name(), one.description))
                 .collect();
             format!("UpdateEvaluations {updates:?}")
         }
-        Command::ApplyPlans(ApplyPlans { plans }) => {
+        Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })) => {
             plans.iter().map(|one| plan(one)).collect::<Vec<_>>().join("; ")
         }
-        Command::CollectGarbage(CollectGarbage {
+        Command::Upkeep(UpkeepCommand::CollectGarbage(CollectGarbage {
             jobs,
             allocations,
             evaluations,
             deployments,
             classes,
             ..
-        }) => format!(
+        })) => format!(
             "CollectGarbage {} jobs {} allocations {} evaluations {} deployments {} classes",
             jobs.len(),
             allocations.len(),
@@ -141,49 +157,7 @@ pub(crate) fn of(command: &Command) -> String {
             deployments.len(),
             classes.len()
         ),
-        Command::SuspendNode(_)
-        | Command::UnsuspendNode(_)
-        | Command::SuspendLateNodes(_)
-        | Command::EndSuspensions(_)
-        | Command::EndMassLoss(_)
-        | Command::EvaluateNode(_)
-        | Command::NodeShortage(_)
-        | Command::SetSchedulerConfiguration(_)
-        | Command::UpsertNodePool(_)
-        | Command::DeleteNodePool(_)
-        | Command::UpsertNamespace(_)
-        | Command::DeleteNamespace(_)
-        | Command::Tick
-        | Command::MarkDigest
-        | Command::DigestVerdict(_)
-        | Command::UpsertInstancePool(_)
-        | Command::DeleteInstancePool(_)
-        | Command::PauseInstancePool(_)
-        | Command::RequestInstances(_)
-        | Command::InstanceOutcome(_)
-        | Command::ObserveInstances(_)
-        | Command::SetInstanceBehavior(_)
-        | Command::ShutDownInstance(_)
-        | Command::DestroyOutcome(_)
-        | Command::NoteInstance(_)
-        | Command::NoteUnhelped(_)
-        | Command::LimitPool(_)
-        | Command::NoteProvider(_)
-        | Command::SetRequirements(_)
-        | Command::ExpireRequirements(_)
-        | Command::DecideCapacity(_)
-        | Command::MoveMembers(_)
-        | Command::PromoteDeployment(_)
-        | Command::FailDeployment(_)
-        | Command::PauseDeployment(_)
-        | Command::SetAllocationHealth(_)
-        | Command::ExpireDeployments(_)
-        | Command::DispatchJob(_)
-        | Command::ExpireRuns(_)
-        | Command::StopChildren(_)
-        | Command::LaunchPeriodic(_)
-        | Command::ForcePeriodic(_)
-        | Command::DeleteEvaluations(_) => format!("{command:?}"),
+        _ => format!("{command:?}"),
     }
 }
 

@@ -428,7 +428,7 @@ impl Look<'_> {
 }
 
 fn shut_down(id: InstanceId, cause: ShutdownCause, reason: &str) -> Command {
-    Command::ShutDownInstance(ShutDownInstance {
+    Command::from(ShutDownInstance {
         id,
         cause,
         reason: reason.into(),

@@ -121,6 +121,7 @@ mod tests {
     use fsm::testing::{Driver, Interruption, START_MS, capacity_group};
 
     use super::*;
+    use fsm::command::CapacityCommand;
 
     fn with_source(ttl_ms: u64) -> Driver {
         let mut driver = Driver::default();
@@ -133,7 +134,9 @@ mod tests {
     }
 
     fn names(command: Option<Command>) -> Vec<Text> {
-        let Some(Command::ExpireRequirements(command)) = command else { return Vec::new() };
+        let Some(Command::Capacity(CapacityCommand::ExpireRequirements(command))) = command else {
+            return Vec::new();
+        };
         command.sources
     }
 

@@ -1,5 +1,5 @@
-//! The transition function. One closed match over [`Command`]; the noun's file holds each
-//! transition.
+//! The transition function. The table of a noun's commands names the transition of each; the noun's
+//! files hold them.
 //!
 //! Every replica runs this on the same entries in the same order, so it uses nothing but the entry
 //! and the state. A bad command is answered with a [`Rejection`] and changes nothing; it never
@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    command::{Command, Proposal, Rejection, Reply},
+    command::{Command, Proposal, Rejection, Reply, UpkeepCommand},
     deployment::Touched,
     digest::Digest,
     effect::Effect,
@@ -77,7 +77,8 @@ impl State {
             let reply = Reply::Rejected(Rejection::StaleEpoch { expected: epoch, found: term });
             return Applied { reply, effects: Vec::new(), index };
         }
-        let digest_before = matches!(proposal.command, Command::MarkDigest).then(|| self.digest());
+        let is_mark = matches!(proposal.command, Command::Upkeep(UpkeepCommand::MarkDigest(_)));
+        let digest_before = is_mark.then(|| self.digest());
         self.at = self.at.max(proposal.at);
         if is_planted(Plant::ClockInApply) {
             self.at = self.at.saturating_add(whim());
@@ -88,8 +89,8 @@ impl State {
             return kept;
         }
         changes.index = index;
-        let mut turn = Turn::new(self, changes, index);
-        let reply = match turn.run(&proposal.command, digest_before) {
+        let mut turn = Turn { digest_before, ..Turn::new(self, changes, index) };
+        let reply = match proposal.command.apply(&mut turn) {
             Ok(reply) => reply,
             Err(rejection) => Reply::Rejected(rejection),
         };
@@ -108,6 +109,8 @@ pub(crate) struct Turn<'a> {
     pub(crate) effects: BTreeSet<Effect>,
     pub(crate) index: Index,
     pub(crate) at: TimeMs,
+    /// Of the state before the entry, if it is a digest mark.
+    pub(crate) digest_before: Option<Digest>,
     /// Jobs whose status has to be derived anew.
     pub(crate) jobs: BTreeSet<JobKey>,
     /// Jobs whose children may be let in.
@@ -135,6 +138,7 @@ impl<'a> Turn<'a> {
             effects: BTreeSet::new(),
             index,
             at,
+            digest_before: None,
             jobs: BTreeSet::new(),
             parents: BTreeSet::new(),
             gains: BTreeSet::new(),
@@ -142,73 +146,6 @@ impl<'a> Turn<'a> {
             evaluations_made: 0,
             derived_ids: 0,
             is_final: true,
-        }
-    }
-
-    fn run(&mut self, command: &Command, digest: Option<Digest>) -> Outcome {
-        match command {
-            Command::RegisterJob(command) => self.register_job(command),
-            Command::DeregisterJob(command) => self.deregister_job(command),
-            Command::EvaluateJob(command) => self.evaluate_job(command),
-            Command::MarkJobVersion(command) => self.mark_job_version(command),
-            Command::RegisterNode(command) => self.register_node(command),
-            Command::NodeReadiness(command) => self.node_readiness(command),
-            Command::NodeShortage(command) => self.node_shortage(command),
-            Command::NodeLiveness(command) => Ok(self.node_liveness(command)),
-            Command::SuspendNode(command) => self.suspend_node(command),
-            Command::UnsuspendNode(command) => self.unsuspend_node(command),
-            Command::SuspendLateNodes(command) => Ok(self.suspend_late_nodes(command)),
-            Command::EndSuspensions(command) => Ok(self.end_suspensions(command)),
-            Command::EndMassLoss(command) => self.end_mass_loss(command),
-            Command::SetEligibility(command) => self.set_eligibility(command),
-            Command::SetDrain(command) => self.set_drain(command),
-            Command::AdvanceDrains(command) => Ok(self.advance_drains(command)),
-            Command::ReapNode(command) => self.reap_node(command),
-            Command::EvaluateNode(command) => self.evaluate_node(command),
-            Command::UpdateAllocations(command) => Ok(self.update_allocations(command)),
-            Command::StopAllocation(command) => self.stop_allocation(command),
-            Command::UpdateEvaluations(command) => Ok(self.update_evaluations(command)),
-            Command::ApplyPlans(command) => Ok(self.apply_plans(command)),
-            Command::SetSchedulerConfiguration(command) => {
-                self.set_scheduler_configuration(command)
-            }
-            Command::UpsertNodePool(command) => self.upsert_node_pool(command),
-            Command::DeleteNodePool(command) => self.delete_node_pool(command),
-            Command::UpsertNamespace(command) => self.upsert_namespace(command),
-            Command::DeleteNamespace(command) => self.delete_namespace(command),
-            Command::Tick => Ok(Reply::Done),
-            Command::MarkDigest => Ok(self.mark_digest(digest.unwrap_or_default())),
-            Command::DigestVerdict(command) => self.digest_verdict(command),
-            Command::CollectGarbage(command) => Ok(self.collect_garbage(command)),
-            Command::UpsertInstancePool(command) => self.upsert_instance_pool(command),
-            Command::DeleteInstancePool(command) => self.delete_instance_pool(command),
-            Command::PauseInstancePool(command) => self.pause_instance_pool(command),
-            Command::RequestInstances(command) => self.request_instances(command),
-            Command::InstanceOutcome(command) => self.instance_outcome(command),
-            Command::ObserveInstances(command) => self.observe_instances(command),
-            Command::SetInstanceBehavior(command) => self.set_instance_behavior(command),
-            Command::ShutDownInstance(command) => self.shut_down_instance(command),
-            Command::DestroyOutcome(command) => self.destroy_outcome(command),
-            Command::NoteInstance(command) => self.note_instance(command),
-            Command::NoteUnhelped(command) => self.note_unhelped(command),
-            Command::LimitPool(command) => self.limit_pool(command),
-            Command::NoteProvider(command) => self.note_provider(command),
-            Command::SetRequirements(command) => self.set_requirements(command),
-            Command::ExpireRequirements(command) => Ok(self.expire_requirements(command)),
-            Command::DecideCapacity(command) => self.decide_capacity(command),
-            Command::MoveMembers(command) => self.move_members(command),
-            Command::PromoteDeployment(command) => self.promote_deployment(command),
-            Command::FailDeployment(command) => self.fail_deployment(command),
-            Command::PauseDeployment(command) => self.pause_deployment(command),
-            Command::SetAllocationHealth(command) => self.set_allocation_health(command),
-            Command::ExpireDeployments(command) => Ok(self.expire_deployments(command)),
-            Command::DeleteEvaluations(command) => self.delete_evaluations(command),
-            Command::DispatchJob(command) => self.dispatch_job(command),
-            Command::ScaleJob(command) => self.scale_job(command),
-            Command::ExpireRuns(command) => Ok(self.expire_runs(command)),
-            Command::StopChildren(command) => self.stop_children(command),
-            Command::LaunchPeriodic(command) => self.launch_periodic(command),
-            Command::ForcePeriodic(command) => self.force_periodic(command),
         }
     }
 

@@ -1,40 +1,24 @@
 //! Commands: the only way state changes. A [`Proposal`] is what the log holds; a [`Reply`] is what
 //! its proposer gets.
 //!
+//! Commands are sorted by noun: the noun's folder has their structs, and the one table of what is known of them ([`commands`]).
+//!
 //! The number of a variant is its place, and a golden test pins every one. An unknown number does
 //! not decode, and an entry that does not decode stops the server instead of being skipped.
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::{
+    allocation::AllocationCommand, capacity::CapacityCommand, deployment::DeploymentCommand,
+    evaluation::EvaluationCommand, job::JobCommand, node::NodeCommand, plan::PlanCommand,
+    pool::PoolCommand, settings::SettingsCommand, upkeep::UpkeepCommand,
+};
 use crate::{
-    allocation::{ExpireRuns, StopAllocation, UpdateAllocations},
-    capacity::{DecideCapacity, ExpireRequirements, MoveMembers, SetRequirements},
-    deployment::{
-        ExpireDeployments, FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth,
-    },
-    digest::DigestVerdict,
-    evaluation::{DeleteEvaluations, UpdateEvaluations},
-    gc::CollectGarbage,
+    apply::{Outcome, Turn},
     id::{EvaluationId, Index, Text, TimeMs},
-    job::{
-        DeregisterJob, DispatchJob, EvaluateJob, ForcePeriodic, LaunchPeriodic, MarkJobVersion,
-        RegisterJob, ScaleJob, StopChildren,
-    },
-    node::{
-        AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, NodeLiveness, NodeReadiness,
-        NodeShortage, ReapNode, RegisterNode, SetDrain, SetEligibility, SuspendLateNodes,
-        SuspendNode, UnsuspendNode,
-    },
-    plan::{ApplyPlans, PlanVerdict},
-    pool::{
-        DeleteInstancePool, DestroyOutcome, InstanceOutcome, LimitPool, NoteInstance, NoteProvider,
-        NoteUnhelped, ObserveInstances, PauseInstancePool, RequestInstances, SetInstanceBehavior,
-        ShutDownInstance, UpsertInstancePool,
-    },
+    plan::PlanVerdict,
+    right::Right,
     session::Request,
-    settings::{
-        DeleteNamespace, DeleteNodePool, SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
-    },
 };
 
 /// An entry of the log.
@@ -50,141 +34,195 @@ pub struct Proposal {
     pub command: Command,
 }
 
-/// A state change.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Command {
-    RegisterJob(RegisterJob),
-    DeregisterJob(DeregisterJob),
-    EvaluateJob(EvaluateJob),
-    RegisterNode(RegisterNode),
-    NodeReadiness(NodeReadiness),
-    NodeShortage(NodeShortage),
-    NodeLiveness(NodeLiveness),
-    SuspendNode(SuspendNode),
-    UnsuspendNode(UnsuspendNode),
-    SuspendLateNodes(SuspendLateNodes),
-    EndSuspensions(EndSuspensions),
-    EndMassLoss(EndMassLoss),
-    SetEligibility(SetEligibility),
-    SetDrain(SetDrain),
-    AdvanceDrains(AdvanceDrains),
-    ReapNode(ReapNode),
-    EvaluateNode(EvaluateNode),
-    UpdateAllocations(UpdateAllocations),
-    StopAllocation(StopAllocation),
-    UpdateEvaluations(UpdateEvaluations),
-    ApplyPlans(ApplyPlans),
-    SetSchedulerConfiguration(SetSchedulerConfiguration),
-    UpsertNodePool(UpsertNodePool),
-    DeleteNodePool(DeleteNodePool),
-    UpsertNamespace(UpsertNamespace),
-    DeleteNamespace(DeleteNamespace),
-    /// Lets log time pass on an idle cluster.
-    Tick,
-    /// Stores this replica's digest.
-    MarkDigest,
-    DigestVerdict(DigestVerdict),
-    CollectGarbage(CollectGarbage),
-    UpsertInstancePool(UpsertInstancePool),
-    DeleteInstancePool(DeleteInstancePool),
-    PauseInstancePool(PauseInstancePool),
-    RequestInstances(RequestInstances),
-    InstanceOutcome(InstanceOutcome),
-    ObserveInstances(ObserveInstances),
-    SetInstanceBehavior(SetInstanceBehavior),
-    ShutDownInstance(ShutDownInstance),
-    DestroyOutcome(DestroyOutcome),
-    NoteInstance(NoteInstance),
-    NoteUnhelped(NoteUnhelped),
-    LimitPool(LimitPool),
-    SetRequirements(SetRequirements),
-    ExpireRequirements(ExpireRequirements),
-    DecideCapacity(DecideCapacity),
-    MoveMembers(MoveMembers),
-    MarkJobVersion(MarkJobVersion),
-    PromoteDeployment(PromoteDeployment),
-    FailDeployment(FailDeployment),
-    PauseDeployment(PauseDeployment),
-    SetAllocationHealth(SetAllocationHealth),
-    ExpireDeployments(ExpireDeployments),
-    DeleteEvaluations(DeleteEvaluations),
-    DispatchJob(DispatchJob),
-    ScaleJob(ScaleJob),
-    ExpireRuns(ExpireRuns),
-    StopChildren(StopChildren),
-    LaunchPeriodic(LaunchPeriodic),
-    ForcePeriodic(ForcePeriodic),
-    NoteProvider(NoteProvider),
+/// Who may send a command through an edge. Each takes in those above it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Senders {
+    /// Clients: the HTTP API, and writes over gRPC.
+    Clients,
+    /// Agents, by a service of their own.
+    Agents,
+    /// Servers that pass on what they were told, to the leader.
+    Servers,
+    /// Nobody: the leader's own services propose it, behind all edges.
+    Leader,
 }
 
-macro_rules! from_structs {
-    ($($name:ident),* $(,)?) => {$(
-        impl From<$name> for Command {
-            fn from(command: $name) -> Self {
-                Self::$name(command)
+/// Makes the enum of a noun's commands from its table, and all that is known of them. A row has, in this order:
+///
+/// - the struct of the command, whose name is its wire name, and the method of [`Turn`] that applies it;
+/// - its [`Senders`];
+/// - the [`Right`] that its sender needs: a variant, `[…]` for any of these capabilities in the namespace of the job, or `(function)` of the command;
+/// - `work` if it makes evaluations that wait for workers: refused while too many wait; `-` if not;
+/// - the fields that servers fill in, and not who asks: a retry of the same request carries other values. `evaluation` comes first, if there is one. Or
+///   `(method)` of the command that clears them.
+///
+/// The number of a row is its place, which is in every log: raise the generation with each row.
+macro_rules! commands {
+    (
+        $(#[$doc:meta])*
+        $commands:ident in $noun:ident:
+        $( $name:ident $method:ident $senders:ident $right:tt $work:tt $fresh:tt; )*
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
+        pub enum $commands {
+            $( $name($name), )*
+        }
+
+        $(
+            impl From<$name> for $crate::Command {
+                fn from(command: $name) -> Self {
+                    Self::$noun($commands::$name(command))
+                }
+            }
+        )*
+
+        impl $commands {
+            /// The names of all, in their order.
+            #[cfg(test)]
+            pub(crate) const NAMES: &[&str] = &[$( stringify!($name) ),*];
+
+            pub(crate) fn apply(&self, turn: &mut $crate::apply::Turn<'_>) -> $crate::apply::Outcome {
+                match self {
+                    $( Self::$name(command) => turn.$method(command).into(), )*
+                }
+            }
+
+            pub(crate) fn name(&self) -> &'static str {
+                match self {
+                    $( Self::$name(_) => stringify!($name), )*
+                }
+            }
+
+            pub(crate) fn senders(&self) -> $crate::command::Senders {
+                match self {
+                    $( Self::$name(_) => $crate::command::Senders::$senders, )*
+                }
+            }
+
+            pub(crate) fn right(&self) -> $crate::right::Right {
+                match self {
+                    $( Self::$name(command) => $crate::command::commands!(@right command $right), )*
+                }
+            }
+
+            pub(crate) fn makes_work(&self) -> bool {
+                match self {
+                    $( Self::$name(_) => $crate::command::commands!(@work $work), )*
+                }
+            }
+
+            pub(crate) fn evaluation(&self) -> Option<$crate::EvaluationId> {
+                match self {
+                    $( Self::$name(command) => $crate::command::commands!(@evaluation command $fresh), )*
+                }
+            }
+
+            pub(crate) fn clear_fresh(&mut self) {
+                match self {
+                    $( Self::$name(command) => $crate::command::commands!(@clear command $fresh), )*
+                }
             }
         }
-    )*};
+    };
+    (@right $command:ident ($function:path)) => { $function($command) };
+    (@right $command:ident [$($capability:ident)*]) => {{
+        let _ = $command;
+        $crate::right::Right::Namespace(&[$( $crate::right::Capability::$capability ),*])
+    }};
+    (@right $command:ident $right:ident) => {{
+        let _ = $command;
+        $crate::right::Right::$right
+    }};
+    (@work work) => { true };
+    (@work -) => { false };
+    (@evaluation $command:ident [evaluation $($field:ident)*]) => { Some($command.evaluation) };
+    (@evaluation $command:ident $fresh:tt) => {{
+        let _ = $command;
+        None
+    }};
+    (@clear $command:ident ($function:path)) => { $function($command) };
+    (@clear $command:ident []) => {{ let _ = $command; }};
+    (@clear $command:ident [$($field:ident)*]) => {{ $( $command.$field = Default::default(); )* }};
 }
-from_structs! {
-    RegisterJob,
-    DeregisterJob,
-    EvaluateJob,
-    RegisterNode,
-    NodeReadiness,
-    NodeShortage,
-    NodeLiveness,
-    SuspendNode,
-    UnsuspendNode,
-    SuspendLateNodes,
-    EndSuspensions,
-    EndMassLoss,
-    SetEligibility,
-    SetDrain,
-    AdvanceDrains,
-    ReapNode,
-    EvaluateNode,
-    UpdateAllocations,
-    StopAllocation,
-    UpdateEvaluations,
-    ApplyPlans,
-    SetSchedulerConfiguration,
-    UpsertNodePool,
-    DeleteNodePool,
-    UpsertNamespace,
-    DeleteNamespace,
-    DigestVerdict,
-    CollectGarbage,
-    UpsertInstancePool,
-    DeleteInstancePool,
-    PauseInstancePool,
-    RequestInstances,
-    InstanceOutcome,
-    ObserveInstances,
-    SetInstanceBehavior,
-    ShutDownInstance,
-    DestroyOutcome,
-    NoteInstance,
-    NoteUnhelped,
-    LimitPool,
-    SetRequirements,
-    ExpireRequirements,
-    DecideCapacity,
-    MoveMembers,
-    MarkJobVersion,
-    PromoteDeployment,
-    FailDeployment,
-    PauseDeployment,
-    SetAllocationHealth,
-    ExpireDeployments,
-    DeleteEvaluations,
-    DispatchJob,
-    ScaleJob,
-    ExpireRuns,
-    StopChildren,
-    LaunchPeriodic,
-    ForcePeriodic,
-    NoteProvider,
+pub(crate) use commands;
+
+/// Makes [`Command`] from the list of nouns; what is known of a command is in the table of its noun.
+macro_rules! nouns {
+    ($( $(#[$doc:meta])* $noun:ident($commands:ident), )*) => {
+        /// A state change, by its noun. The tables are in the nouns' folders.
+        #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+        pub enum Command {
+            $( $(#[$doc])* $noun($commands), )*
+        }
+
+        impl Command {
+            /// The names of all, by noun, in their order.
+            #[cfg(test)]
+            pub(crate) const NAMES: &[&[&str]] = &[$( $commands::NAMES ),*];
+
+            pub(crate) fn apply(&self, turn: &mut Turn<'_>) -> Outcome {
+                match self {
+                    $( Self::$noun(command) => command.apply(turn), )*
+                }
+            }
+
+            /// Its name in messages and in logs.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $( Self::$noun(command) => command.name(), )*
+                }
+            }
+
+            /// Who may send it through an edge.
+            pub fn senders(&self) -> Senders {
+                match self {
+                    $( Self::$noun(command) => command.senders(), )*
+                }
+            }
+
+            /// What right its sender needs. Nothing asks for it yet.
+            pub fn right(&self) -> Right {
+                match self {
+                    $( Self::$noun(command) => command.right(), )*
+                }
+            }
+
+            /// Whether it makes evaluations for workers, so that it is refused while too many wait.
+            pub fn makes_work(&self) -> bool {
+                match self {
+                    $( Self::$noun(command) => command.makes_work(), )*
+                }
+            }
+
+            /// The one evaluation that it makes, if it is a command that makes one.
+            pub fn evaluation(&self) -> Option<EvaluationId> {
+                match self {
+                    $( Self::$noun(command) => command.evaluation(), )*
+                }
+            }
+
+            /// Clears what servers add to what a client asked for, such as ids: what is left is the same for a retry of the request.
+            pub fn clear_fresh(&mut self) {
+                match self {
+                    $( Self::$noun(command) => command.clear_fresh(), )*
+                }
+            }
+        }
+    };
+}
+nouns! {
+    Job(JobCommand),
+    Node(NodeCommand),
+    Allocation(AllocationCommand),
+    Evaluation(EvaluationCommand),
+    Deployment(DeploymentCommand),
+    Plan(PlanCommand),
+    Pool(PoolCommand),
+    Capacity(CapacityCommand),
+    Settings(SettingsCommand),
+    /// What the leader does for the log and the tables as a whole.
+    Upkeep(UpkeepCommand),
 }
 
 /// Why a command changed nothing. The same on every replica.
@@ -339,4 +377,11 @@ pub enum DispatchAnswer {
     },
     /// It made nothing.
     Refused(Rejection),
+}
+
+/// Transitions that cannot be refused give a reply.
+impl From<Reply> for Outcome {
+    fn from(reply: Reply) -> Self {
+        Ok(reply)
+    }
 }

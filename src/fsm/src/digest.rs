@@ -14,6 +14,7 @@ use crate::{
     id::Index,
     limits,
     table::Row,
+    upkeep::MarkDigest,
 };
 
 /// A wrapping sum of row hashes.
@@ -86,7 +87,8 @@ pub struct DigestVerdict {
 }
 
 impl Turn<'_> {
-    pub(crate) fn mark_digest(&mut self, digest: Digest) -> Reply {
+    pub(crate) fn mark_digest(&mut self, _: &MarkDigest) -> Reply {
+        let digest = self.digest_before.unwrap_or_default();
         while self.state.digest_marks.len() >= limits::DIGEST_MARKS_MAX {
             let oldest = self.state.digest_marks.iter().next().map(|mark| mark.index);
             let Some(oldest) = oldest else { break };

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 /// The generation of this binary. Raise it with any change of bytes that another binary may read;
 /// nothing is converted.
-pub const GENERATION: u16 = 9;
+pub const GENERATION: u16 = 10;
 
 /// What to do about a server's data of another generation.
 pub const WHAT_TO_DO: &str =

@@ -38,12 +38,14 @@ pub mod plan;
 pub mod plant;
 pub mod pool;
 pub mod resources;
+pub mod right;
 pub mod session;
 pub mod settings;
 pub mod state;
 pub mod table;
 mod tables;
 pub mod testing;
+pub mod upkeep;
 
 #[cfg(test)]
 mod tests;

@@ -55,6 +55,7 @@ use crate::{
     settings::{Namespace, NodeLife, SetSchedulerConfiguration},
     state::State,
     table::{ChangeSet, Row, disk_key},
+    upkeep::Tick,
 };
 
 /// Log time at which a [`Driver`] starts.
@@ -180,7 +181,8 @@ impl Driver {
             Interruption::Blank => self.state.advance(index, self.term),
             Interruption::Tick => {
                 let at = self.state.at;
-                let tick = Proposal { at, epoch: None, request: None, command: Command::Tick };
+                let tick =
+                    Proposal { at, epoch: None, request: None, command: Command::from(Tick) };
                 let _applied = self.state.apply(index, self.term, &tick, &mut self.changes);
             }
             Interruption::Reload => {
@@ -218,7 +220,7 @@ impl Driver {
     /// Registers a node, or registers it again. Its identity is `identity` in every byte.
     pub fn register_node_as(&mut self, name: &str, identity: u8, description: NodeDescription) {
         let evaluation_ids = self.evaluation_ids();
-        self.accept(Command::RegisterNode(RegisterNode {
+        self.accept(Command::from(RegisterNode {
             instance: None,
             node: node_id(name),
             secret: [7; 16],
@@ -245,7 +247,7 @@ impl Driver {
         // Rises with each id that was made.
         let sequence = self.ids;
         let (node, incarnation) = (node_id(name), self.incarnation(name));
-        self.commit(Command::NodeReadiness(NodeReadiness {
+        self.commit(Command::from(NodeReadiness {
             node,
             incarnation,
             readiness,
@@ -260,7 +262,7 @@ impl Driver {
     pub fn node_life(&mut self, change: impl FnOnce(&mut NodeLife)) {
         let mut configuration = self.state.scheduler_configuration();
         change(&mut configuration.node_life);
-        self.accept(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+        self.accept(Command::from(SetSchedulerConfiguration {
             configuration,
             keep_node_life: false,
             enforce_index: None,
@@ -269,7 +271,7 @@ impl Driver {
 
     /// An operator suspends a node, for a while or until that is taken back.
     pub fn suspend(&mut self, name: &str, for_ms: Option<u64>) {
-        self.accept(Command::SuspendNode(SuspendNode {
+        self.accept(Command::from(SuspendNode {
             node: node_id(name),
             by: "operator".into(),
             reason: "maintenance".into(),
@@ -279,7 +281,7 @@ impl Driver {
 
     /// Ends suspensions whose time is over, as the leader proposes it.
     pub fn end_suspension(&mut self, name: &str) {
-        self.accept(Command::EndSuspensions(EndSuspensions { nodes: vec![node_id(name)] }));
+        self.accept(Command::from(EndSuspensions { nodes: vec![node_id(name)] }));
     }
 
     /// Reports the statuses of a node's allocations: none changed.
@@ -287,7 +289,7 @@ impl Driver {
         let (node, incarnation) = (node_id(name), self.incarnation(name));
         let report =
             NodeReport { node, incarnation, updates: Vec::new(), evaluation_ids: Vec::new() };
-        self.accept(Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }));
+        self.accept(Command::from(UpdateAllocations { reports: vec![report] }));
     }
 
     /// A node that is registered, synced and ready.
@@ -304,7 +306,7 @@ impl Driver {
         let change =
             LivenessChange { node: node_id(name), incarnation: self.incarnation(name), liveness };
         let evaluation_ids = self.evaluation_ids();
-        evaluations(self.accept(Command::NodeLiveness(NodeLiveness {
+        evaluations(self.accept(Command::from(NodeLiveness {
             changes: vec![change],
             window_ms: 30_000,
             evaluation_ids,
@@ -314,7 +316,7 @@ impl Driver {
     /// Takes a node out of service by an operator, or brings it back.
     pub fn eligibility(&mut self, name: &str, eligible: bool) -> Reply {
         let evaluation_ids = self.evaluation_ids();
-        self.accept(Command::SetEligibility(SetEligibility {
+        self.accept(Command::from(SetEligibility {
             node: node_id(name),
             eligible,
             by: "operator".into(),
@@ -334,7 +336,7 @@ impl Driver {
             cancelable: false,
         });
         let evaluation_ids = self.evaluation_ids();
-        self.accept(Command::SetDrain(SetDrain {
+        self.accept(Command::from(SetDrain {
             node: node_id(name),
             drain,
             mark_eligible: false,
@@ -347,7 +349,7 @@ impl Driver {
     pub fn reap(&mut self, name: &str, force: bool) -> Command {
         let incarnation = Some(self.incarnation(name));
         let evaluation_ids = self.evaluation_ids();
-        Command::ReapNode(ReapNode { node: node_id(name), incarnation, force, evaluation_ids })
+        Command::from(ReapNode { node: node_id(name), incarnation, force, evaluation_ids })
     }
 
     /// A node's row.
@@ -380,7 +382,7 @@ impl Driver {
     pub fn request(&self, pool: &str, intents: Vec<Intent>) -> Command {
         let row = self.state.instance_pools.get(&pool.into()).expect("the pool exists");
         let (pool, pool_modify_index) = (pool.into(), row.modify_index);
-        Command::RequestInstances(RequestInstances { pool, pool_modify_index, intents })
+        Command::from(RequestInstances { pool, pool_modify_index, intents })
     }
 
     /// Asks for an instance; answers with its id.
@@ -409,7 +411,7 @@ impl Driver {
     pub fn register_as(&mut self, name: &str, proof: InstanceProof) -> Command {
         let pool = self.state.instances.get(&proof.id).map_or("gpu".into(), |row| row.pool.clone());
         let evaluation_ids = self.evaluation_ids();
-        Command::RegisterNode(RegisterNode {
+        Command::from(RegisterNode {
             instance: Some(proof),
             node: node_id(name),
             secret: [7; 16],
@@ -483,7 +485,7 @@ impl Driver {
     /// Makes an evaluation of a job.
     pub fn evaluate_job(&mut self, name: &str) -> EvaluationId {
         let evaluation = self.evaluation_id();
-        self.accept(Command::EvaluateJob(EvaluateJob {
+        self.accept(Command::from(EvaluateJob {
             job: job_key(name),
             force_reschedule: false,
             evaluation,
@@ -494,7 +496,7 @@ impl Driver {
     /// Stops a job, or purges it; answers with its evaluation.
     pub fn deregister_job(&mut self, name: &str, purge: bool) -> Option<EvaluationId> {
         let evaluation = self.evaluation_id();
-        let command = Command::DeregisterJob(DeregisterJob {
+        let command = Command::from(DeregisterJob {
             job: job_key(name),
             purge,
             evaluation,
@@ -572,7 +574,7 @@ impl Driver {
     /// Applies plans in one entry.
     pub fn commit_plans(&mut self, plans: Vec<Plan>) -> Vec<PlanVerdict> {
         let plans = plans.into_iter().map(Arc::new).collect();
-        let reply = self.accept(Command::ApplyPlans(ApplyPlans { plans }));
+        let reply = self.accept(Command::from(ApplyPlans { plans }));
         let Reply::Plans(verdicts) = reply else { panic!("unexpected reply {reply:?}") };
         verdicts
     }
@@ -643,7 +645,7 @@ impl Driver {
     /// A source says what it needs, in epoch 1.
     pub fn require(&mut self, source: &str, seq: u64, amounts: &[(&str, u64)]) {
         let words = vec![requirements(source, seq, amounts)];
-        self.accept(Command::SetRequirements(SetRequirements { words }));
+        self.accept(Command::from(SetRequirements { words }));
     }
 
     /// Decides how much a group is to give, from what is required of it now.
@@ -658,7 +660,7 @@ impl Driver {
             predicted: required,
             requirements_index,
         };
-        self.accept(Command::DecideCapacity(DecideCapacity { decisions: vec![decision] }));
+        self.accept(Command::from(DecideCapacity { decisions: vec![decision] }));
     }
 
     /// Reports an update as the allocation's node would.
@@ -667,9 +669,7 @@ impl Driver {
         let incarnation = self.state.nodes.get(&node).map_or(0, |node| node.incarnation);
         let evaluation_ids = self.evaluation_ids();
         let report = NodeReport { node, incarnation, updates: vec![update], evaluation_ids };
-        evaluations(
-            self.accept(Command::UpdateAllocations(UpdateAllocations { reports: vec![report] })),
-        )
+        evaluations(self.accept(Command::from(UpdateAllocations { reports: vec![report] })))
     }
 }
 
@@ -939,7 +939,7 @@ pub fn rolling_job(name: &str, count: u32, change: impl FnOnce(&mut UpdateStrate
 
 /// The command that registers a job.
 pub fn register(spec: JobSpec, evaluation: EvaluationId) -> Command {
-    Command::RegisterJob(RegisterJob::new(Arc::new(spec), evaluation))
+    Command::from(RegisterJob::new(Arc::new(spec), evaluation))
 }
 
 /// The command that stops an allocation.
@@ -949,7 +949,7 @@ pub fn stop_allocation(
     evaluation: EvaluationId,
 ) -> Command {
     let no_shutdown_delay = false;
-    Command::StopAllocation(StopAllocation { id, replacement, no_shutdown_delay, evaluation })
+    Command::from(StopAllocation { id, replacement, no_shutdown_delay, evaluation })
 }
 
 /// An outcome with a status and nothing else.

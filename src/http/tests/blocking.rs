@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fsm::{Command, NodeId};
+use fsm::{Command, NodeId, upkeep::Tick};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -180,7 +180,7 @@ async fn a_stale_query_waits_for_the_index_that_the_client_has_seen() {
     let next = cluster.state().index() + 1;
     let path = format!("/v1/jobs?stale&index={next}&wait=50ms");
     let (response, ()) = tokio::join!(server.get(&path), async {
-        cluster.must(Command::Tick);
+        cluster.must(Command::from(Tick));
     });
     response.ok();
     assert_eq!(cluster.reads.lock().unwrap()[0], (ReadMode::Stale, next));

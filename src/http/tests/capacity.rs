@@ -55,7 +55,7 @@ fn decide(cluster: &TestCluster, group: &str) {
         predicted: declared.amount_max(),
         requirements_index: target.map_or(0, |row| row.requirements_index),
     };
-    cluster.must(Command::DecideCapacity(DecideCapacity { decisions: vec![decision] }));
+    cluster.must(Command::from(DecideCapacity { decisions: vec![decision] }));
 }
 
 /// An instance of a group that was asked for.
@@ -70,7 +70,7 @@ fn request(cluster: &TestCluster, number: u8, group: &str) -> InstanceId {
         wanted_by: None,
         group: Some(group.into()),
     };
-    cluster.must(Command::RequestInstances(RequestInstances {
+    cluster.must(Command::from(RequestInstances {
         pool: "burst".into(),
         pool_modify_index: row.modify_index,
         intents: vec![intent],
@@ -88,17 +88,11 @@ fn serve(cluster: &TestCluster, number: u8, group: &str) -> InstanceId {
         scope: "host".into(),
     };
     let (provider, pool, kind) = ("local".into(), "burst".into(), "small".into());
-    cluster.must(Command::InstanceOutcome(InstanceOutcome {
-        id,
-        provider,
-        pool,
-        kind,
-        outcome: made,
-    }));
+    cluster.must(Command::from(InstanceOutcome { id, provider, pool, kind, outcome: made }));
     let node = NodeId([number; 16]);
     let mut description = description(&format!("node-{number}"));
     description.pool = "burst".into();
-    cluster.must(Command::RegisterNode(RegisterNode {
+    cluster.must(Command::from(RegisterNode {
         instance: Some(proof(id)),
         node,
         secret: [0xee; 16],
@@ -111,7 +105,7 @@ fn serve(cluster: &TestCluster, number: u8, group: &str) -> InstanceId {
 }
 
 fn ready(cluster: &TestCluster, number: u8, readiness: Readiness, sequence: u64) {
-    cluster.must(Command::NodeReadiness(NodeReadiness {
+    cluster.must(Command::from(NodeReadiness {
         node: NodeId([number; 16]),
         incarnation: 1,
         readiness,

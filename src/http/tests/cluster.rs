@@ -110,7 +110,7 @@ impl TestCluster {
             version: "0.0.1".into(),
             ..NodeDescription::default()
         });
-        let reply = self.must(Command::RegisterNode(RegisterNode {
+        let reply = self.must(Command::from(RegisterNode {
             instance: None,
             node: id,
             secret: [0xee; 16],
@@ -121,7 +121,7 @@ impl TestCluster {
         let Reply::Node { incarnation, .. } = reply else { panic!("{reply:?}") };
         // Copied out: `must` writes it.
         let sequence = *self.index.borrow() + 1;
-        self.must(Command::NodeReadiness(NodeReadiness {
+        self.must(Command::from(NodeReadiness {
             node: id,
             incarnation,
             readiness: Readiness::Ok,
@@ -197,7 +197,7 @@ impl TestCluster {
             }],
             outcome: Some(outcome),
         };
-        let reply = self.must(Command::ApplyPlans(ApplyPlans { plans: vec![Arc::new(plan)] }));
+        let reply = self.must(Command::from(ApplyPlans { plans: vec![Arc::new(plan)] }));
         assert!(self.state().allocations().contains(&id), "{reply:?}");
         self.report(id, node, 1);
         id
@@ -229,7 +229,7 @@ impl TestCluster {
         };
         let report =
             NodeReport { node, incarnation: 1, updates: vec![update], evaluation_ids: Vec::new() };
-        self.must(Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }));
+        self.must(Command::from(UpdateAllocations { reports: vec![report] }));
     }
 
     fn fail(&self) -> Result<(), ApiError> {

@@ -257,7 +257,7 @@ async fn a_mass_loss_is_shown_and_confirmed() {
             incarnation: 1,
             liveness: Liveness::Down,
         });
-        cluster.must(Command::NodeLiveness(NodeLiveness {
+        cluster.must(Command::from(NodeLiveness {
             changes: lost.collect(),
             window_ms: 1_000,
             evaluation_ids: Vec::new(),

@@ -48,7 +48,7 @@ fn request(cluster: &TestCluster, id: InstanceId) {
         cluster.state().instance_pools().get(&"gpu".into()).unwrap().modify_index;
     let intent =
         Intent { id, token: proof(id).token, kind: "small".into(), wanted_by: None, group: None };
-    cluster.must(Command::RequestInstances(RequestInstances {
+    cluster.must(Command::from(RequestInstances {
         pool: "gpu".into(),
         pool_modify_index,
         intents: vec![intent],
@@ -56,7 +56,7 @@ fn request(cluster: &TestCluster, id: InstanceId) {
 }
 
 fn outcome(cluster: &TestCluster, id: InstanceId, outcome: CreateOutcome) {
-    cluster.must(Command::InstanceOutcome(InstanceOutcome {
+    cluster.must(Command::from(InstanceOutcome {
         id,
         provider: "local".into(),
         pool: "gpu".into(),
@@ -79,7 +79,7 @@ fn bind(cluster: &TestCluster, id: InstanceId) {
         "raw_exec".into(),
         fsm::node::Driver { detected: true, healthy: true, ..fsm::node::Driver::default() },
     )]);
-    cluster.must(Command::RegisterNode(RegisterNode {
+    cluster.must(Command::from(RegisterNode {
         instance: Some(proof(id)),
         node: NODE,
         secret: [0xee; 16],
@@ -87,7 +87,7 @@ fn bind(cluster: &TestCluster, id: InstanceId) {
         description: Arc::new(description),
         evaluation_ids: Vec::new(),
     }));
-    cluster.must(Command::NodeReadiness(NodeReadiness {
+    cluster.must(Command::from(NodeReadiness {
         node: NODE,
         incarnation: 1,
         readiness: Readiness::Ok,
@@ -177,7 +177,7 @@ async fn a_pool_is_written_with_its_index_and_read_back() {
     assert_eq!(used.status, 409);
     assert!(used.text.contains("drain them"), "{used:?}");
     server.put(&format!("/v1/instance/{FIRST}/shutdown"), &json!({})).await.ok();
-    server.cluster.must(Command::DestroyOutcome(fsm::pool::DestroyOutcome {
+    server.cluster.must(Command::from(fsm::pool::DestroyOutcome {
         id: FIRST,
         provider_id: "".into(),
         gone: true,

@@ -70,7 +70,7 @@ async fn an_agent_that_cannot_be_asked_is_named() {
     let looped = server.send("GET", &path, &[("X-Quorate-Proxied", "1")], b"").await;
     assert_eq!(looped.status, 400, "{looped:?}");
 
-    server.cluster.must(fsm::Command::NodeLiveness(NodeLiveness {
+    server.cluster.must(fsm::Command::from(NodeLiveness {
         changes: vec![fsm::node::LivenessChange {
             node: NODE,
             incarnation: 1,

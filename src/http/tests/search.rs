@@ -71,7 +71,7 @@ async fn a_prefix_finds_what_begins_with_it_in_its_context_and_namespace() {
 async fn a_search_shows_twenty_matches_and_says_that_there_are_more() {
     let (server, cluster, _) = populated().await;
     for number in 0..40_u8 {
-        cluster.must(fsm::Command::EvaluateJob(EvaluateJob {
+        cluster.must(fsm::Command::from(EvaluateJob {
             job: JobKey::new("default", "web"),
             force_reschedule: false,
             evaluation: EvaluationId([0xab, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),

@@ -266,7 +266,7 @@ async fn a_large_list_is_complete() {
     for number in 0..2_500_u64 {
         let mut id = [0; 16];
         id[..8].copy_from_slice(&number.to_be_bytes());
-        cluster.must(fsm::Command::EvaluateJob(EvaluateJob {
+        cluster.must(fsm::Command::from(EvaluateJob {
             job: JobKey::new("default", "web"),
             force_reschedule: false,
             evaluation: EvaluationId(id),

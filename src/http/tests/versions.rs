@@ -7,6 +7,7 @@ use fsm::{
     Command, EvaluationId, EvaluationStatus, JobKey, NodeId,
     plan::ApplyPlans,
     settings::{SchedulerConfiguration, SetSchedulerConfiguration},
+    upkeep::Tick,
 };
 use scheduler::Pass;
 use serde_json::{Value, json};
@@ -267,7 +268,7 @@ fn process(cluster: &TestCluster, id: EvaluationId, sequence: &mut u64) -> (Valu
     let outcome = plan.outcome.clone().unwrap();
     let failed = outcome.failed_groups.keys().map(ToString::to_string).collect();
     let placed: Vec<_> = plan.placements.iter().map(|placed| (placed.id, placed.node)).collect();
-    cluster.must(Command::ApplyPlans(ApplyPlans { plans: vec![Arc::new(plan)] }));
+    cluster.must(Command::from(ApplyPlans { plans: vec![Arc::new(plan)] }));
     for (id, node) in placed {
         *sequence += 1;
         cluster.report(id, node, *sequence);
@@ -405,7 +406,7 @@ async fn plans_predict_what_registrations_do() {
     }
     let mut configuration = SchedulerConfiguration::default();
     configuration.preemption.service = true;
-    cluster.must(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+    cluster.must(Command::from(SetSchedulerConfiguration {
         configuration,
         keep_node_life: true,
         enforce_index: None,
@@ -477,7 +478,7 @@ async fn plans_predict_what_registrations_do() {
             }
         }
         for _ in 0..15 {
-            cluster.must(Command::Tick);
+            cluster.must(Command::from(Tick));
         }
     }
     assert!(seen.values().all(|count| *count > 5), "each kind of change has to come up: {seen:?}");

@@ -141,7 +141,7 @@ async fn ids_with_slashes_work_encoded_and_raw() {
         let spec = cluster.state().jobs().get(&JobKey::new("default", "plain")).cloned().unwrap();
         let mut spec = fsm::JobSpec::clone(cluster.state().current_spec(&spec).unwrap());
         spec.key = JobKey::new("default", id);
-        cluster.must(fsm::Command::RegisterJob(RegisterJob::new(
+        cluster.must(fsm::Command::from(RegisterJob::new(
             Arc::new(spec),
             EvaluationId(*blake3::hash(id.as_bytes()).as_bytes().first_chunk().unwrap()),
         )));

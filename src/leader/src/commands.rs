@@ -44,20 +44,23 @@ mod tests {
     use fsm::{NodeId, node::EndSuspensions};
 
     use super::*;
+    use fsm::upkeep::Tick;
 
     fn unsuspend(number: usize) -> Command {
         let mut id = [0; 16];
         id[..8].copy_from_slice(&number.to_be_bytes());
-        Command::EndSuspensions(EndSuspensions { nodes: vec![NodeId(id)] })
+        Command::from(EndSuspensions { nodes: vec![NodeId(id)] })
     }
 
     #[test]
     fn a_command_that_waits_is_not_queued_twice() {
         let mut queue = CommandQueue::default();
-        assert!(queue.push(unsuspend(1)) && queue.push(Command::Tick) && queue.push(unsuspend(1)));
+        assert!(
+            queue.push(unsuspend(1)) && queue.push(Command::from(Tick)) && queue.push(unsuspend(1))
+        );
         assert_eq!(queue.pop(), Some(unsuspend(1)));
         assert!(queue.push(unsuspend(1)), "the first one waits no more");
-        assert_eq!((queue.pop(), queue.pop()), (Some(Command::Tick), Some(unsuspend(1))));
+        assert_eq!((queue.pop(), queue.pop()), (Some(Command::from(Tick)), Some(unsuspend(1))));
         assert_eq!(queue.pop(), None);
     }
 
@@ -67,10 +70,10 @@ mod tests {
         for number in 0..limits::SERVICE_COMMANDS_MAX {
             assert!(queue.push(unsuspend(number)));
         }
-        assert!(!queue.push(Command::Tick));
+        assert!(!queue.push(Command::from(Tick)));
         assert!(queue.push(unsuspend(7)), "it waits already");
         queue.pop();
-        assert!(queue.push(Command::Tick));
+        assert!(queue.push(Command::from(Tick)));
         assert_eq!(queue.iter().count(), limits::SERVICE_COMMANDS_MAX);
     }
 }

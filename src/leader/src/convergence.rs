@@ -23,6 +23,7 @@ use fsm::{
     },
     plan::ApplyPlans,
     testing::{ASK, Driver, description, job, job_key, node_id, register},
+    upkeep::Tick,
 };
 use proptest::prelude::*;
 use scheduler::Pass;
@@ -252,8 +253,7 @@ impl World {
         if let Ok(trial) = overlay.try_plan(&plan, &|_, _, _| Ok(Vec::new())) {
             let progress = !trial.plan.is_no_op();
             let plans = vec![Arc::new(trial.plan)];
-            let Reply::Plans(verdicts) = self.commit(Command::ApplyPlans(ApplyPlans { plans }))
-            else {
+            let Reply::Plans(verdicts) = self.commit(Command::from(ApplyPlans { plans })) else {
                 panic!("not a reply to plans");
             };
             return match (verdicts[0].outcome_taken, progress) {
@@ -272,7 +272,7 @@ impl World {
         let mut description = description(name);
         let usable = TaskDriver { detected: true, healthy: true, ..TaskDriver::default() };
         description.drivers.insert("mock".into(), usable);
-        self.commit(Command::RegisterNode(RegisterNode {
+        self.commit(Command::from(RegisterNode {
             instance: None,
             node: node_id(name),
             secret: [7; 16],
@@ -284,7 +284,7 @@ impl World {
         let (node, incarnation) = (node_id(name), self.driver.node_row(name).incarnation);
         let readiness = Readiness::Ok;
         let evaluation_ids = Vec::new();
-        self.commit(Command::NodeReadiness(NodeReadiness {
+        self.commit(Command::from(NodeReadiness {
             node,
             incarnation,
             readiness,
@@ -305,7 +305,7 @@ impl World {
         };
         let updates = statuses.into_iter().map(update).collect();
         let report = NodeReport { node, incarnation, updates, evaluation_ids: Vec::new() };
-        self.commit(Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }));
+        self.commit(Command::from(UpdateAllocations { reports: vec![report] }));
     }
 
     /// Agents that are heard from start what is new and end what is stopped.
@@ -342,7 +342,7 @@ impl World {
             }
             Event::Deregister { job, purge } => {
                 let evaluation = self.driver.evaluation_id();
-                self.commit(Command::DeregisterJob(DeregisterJob {
+                self.commit(Command::from(DeregisterJob {
                     job: job_key(JOBS[*job]),
                     purge: *purge,
                     evaluation,
@@ -354,7 +354,7 @@ impl World {
                 let Some(row) = self.node(NODES[*node]) else { return };
                 let (node, incarnation) = (row.id, row.incarnation);
                 let changes = vec![LivenessChange { node, incarnation, liveness: Liveness::Down }];
-                self.commit(Command::NodeLiveness(NodeLiveness {
+                self.commit(Command::from(NodeLiveness {
                     changes,
                     window_ms: 1,
                     evaluation_ids: Vec::new(),
@@ -362,7 +362,7 @@ impl World {
             }
             Event::Back(node) => self.back(*node),
             Event::Eligible(node, eligible) => {
-                self.commit(Command::SetEligibility(SetEligibility {
+                self.commit(Command::from(SetEligibility {
                     node: node_id(NODES[*node]),
                     eligible: *eligible,
                     by: "".into(),
@@ -379,7 +379,7 @@ impl World {
                     owner: "".into(),
                     cancelable: false,
                 });
-                self.commit(Command::SetDrain(SetDrain {
+                self.commit(Command::from(SetDrain {
                     node: node_id(NODES[*node]),
                     drain,
                     mark_eligible: true,
@@ -401,7 +401,7 @@ impl World {
             }
             Event::Later(ms) => {
                 self.driver.now += ms;
-                self.commit(Command::Tick);
+                self.commit(Command::from(Tick));
             }
         }
     }
@@ -454,7 +454,7 @@ impl World {
                 return;
             }
             self.driver.now += ROUND_MS;
-            self.commit(Command::Tick);
+            self.commit(Command::from(Tick));
         }
         let open: Vec<_> = self
             .driver

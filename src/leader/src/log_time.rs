@@ -4,7 +4,7 @@
 //! that grows old, and a request that is stamped too early counts as expired. So an entry that does
 //! nothing comes after a minute, far below the session window.
 
-use fsm::{Command, Effect, Index, State};
+use fsm::{Command, Effect, Index, State, upkeep::Tick};
 
 use crate::{
     limits,
@@ -29,7 +29,7 @@ impl Machine for LogTime {
         self.moved_at = self.moved_at.max(state.at());
         if now.saturating_sub(self.moved_at) >= limits::TICK_AFTER_MS {
             self.moved_at = now;
-            stepped.commands.push(Command::Tick);
+            stepped.commands.push(Command::from(Tick));
         }
     }
 
@@ -53,7 +53,7 @@ mod tests {
     fn ticks(machine: &mut LogTime, now: u64, state: &State) -> usize {
         let mut stepped = Stepped::default();
         machine.step(now, state, &mut || [0; 16], &mut stepped);
-        assert!(stepped.commands.iter().all(|command| *command == Command::Tick));
+        assert!(stepped.commands.iter().all(|command| *command == Command::from(Tick)));
         stepped.commands.len()
     }
 

@@ -214,6 +214,7 @@ mod tests {
         Report,
         testing::{evaluation, node, state_of_nodes},
     };
+    use fsm::command::{EvaluationCommand, NodeCommand};
 
     /// When the queue is full a node that is down must not be what is dropped.
     #[test]
@@ -233,8 +234,14 @@ mod tests {
         let stepped = services.step(later, &state, || [1; 16]);
         let waiting: Vec<Command> = services.waiting().cloned().collect();
         assert_eq!(waiting, stepped.commands);
-        assert!(matches!(services.next_command(), Some(Command::NodeLiveness(_))));
-        assert!(matches!(services.next_command(), Some(Command::UpdateEvaluations(_))));
+        assert!(matches!(
+            services.next_command(),
+            Some(Command::Node(NodeCommand::NodeLiveness(_)))
+        ));
+        assert!(matches!(
+            services.next_command(),
+            Some(Command::Evaluation(EvaluationCommand::UpdateEvaluations(_)))
+        ));
     }
 
     #[test]
@@ -247,7 +254,10 @@ mod tests {
         for now in [10, 20] {
             services.heard(now, node("a").id, 1).expect("the node is known");
         }
-        assert!(matches!(services.next_command(), Some(Command::NodeLiveness(_))));
+        assert!(matches!(
+            services.next_command(),
+            Some(Command::Node(NodeCommand::NodeLiveness(_)))
+        ));
         assert_eq!(services.next_command(), None);
     }
 
@@ -269,7 +279,7 @@ mod tests {
         let began = Report::MassLossBegan { nodes: 3 };
         let changed = Report::NodeChanged { node: id, change, detail: "Node is ready".into() };
         assert_eq!(stepped.reports, [began, changed]);
-        assert_eq!(stepped.commands, [Command::EndMassLoss(EndMassLoss { by: None })]);
+        assert_eq!(stepped.commands, [Command::from(EndMassLoss { by: None })]);
         let mut counts = Vec::new();
         services.gauges(1, &mut |name, value| {
             if name.starts_with("nodes.changes.") && value > 0 {

@@ -9,6 +9,7 @@ use fsm::{
     node::Readiness,
     state::Head,
     testing::{self, Driver},
+    upkeep::Tick,
 };
 
 use super::*;
@@ -66,7 +67,7 @@ fn a_good_history_trips_nothing() {
     assert_eq!(check_round_trip(&driver.state), []);
     let before = driver.state.clone();
     driver.register_job(testing::job("web", JobKind::Service, 2));
-    driver.accept(Command::Tick);
+    driver.accept(Command::from(Tick));
     assert_eq!(check_step(&before, &driver.state), []);
 }
 
@@ -175,7 +176,7 @@ fn i37_instances_that_share_a_node_although_they_must_not_are_found() {
 fn i7_a_state_that_goes_back_is_found() {
     let (mut driver, _) = running();
     let before = driver.state.clone();
-    driver.accept(Command::Tick);
+    driver.accept(Command::from(Tick));
     assert_trips("I7", check_step(&driver.state, &before));
     assert_trips("I7", check_step(&before, &before));
     let mut younger = later(before.clone());

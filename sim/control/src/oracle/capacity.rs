@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fsm::{
     CapacityGroup, Command, Instance, InstanceState, Liveness, Reply, State, Text,
     capacity::{Prediction, Requirements},
+    command::CapacityCommand,
     limits::{CAPACITY_KEPT_MS, REQUIREMENT_TTL_MS},
     pool::Behavior,
 };
@@ -70,7 +71,7 @@ impl Account {
     ) -> BTreeMap<Text, u64> {
         let after = &applied.state;
         let is_taken = !matches!(applied.reply, Reply::Rejected(_));
-        if let Command::SetRequirements(command) = command {
+        if let Command::Capacity(CapacityCommand::SetRequirements(command)) = command {
             let verdicts = if let Reply::Requirements(verdicts) = &applied.reply {
                 verdicts.iter().map(Option::is_none).collect()
             } else {
@@ -83,7 +84,7 @@ impl Account {
             }
         }
         let mut fell_silent = BTreeMap::new();
-        if let Command::ExpireRequirements(command) = command
+        if let Command::Capacity(CapacityCommand::ExpireRequirements(command)) = command
             && is_taken
         {
             for group in command.sources.iter().flat_map(|name| self.expire(name, after.at())) {
@@ -91,7 +92,7 @@ impl Account {
                 *fell_silent.entry(group).or_insert(0) += 1;
             }
         }
-        if let Command::DecideCapacity(command) = command
+        if let Command::Capacity(CapacityCommand::DecideCapacity(command)) = command
             && is_taken
         {
             let terms = command.decisions.iter();
@@ -242,7 +243,9 @@ impl Account {
             }
         }
         let proposal = applied.entry.proposal.as_ref();
-        let moves = proposal.is_some_and(|one| matches!(one.command, Command::MoveMembers(_)));
+        let moves = proposal.is_some_and(|one| {
+            matches!(one.command, Command::Capacity(CapacityCommand::MoveMembers(_)))
+        });
         for pool in after.instance_pools().iter() {
             for group in pool.groups.values() {
                 if asked.contains(&group.name) {

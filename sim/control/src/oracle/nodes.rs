@@ -3,6 +3,7 @@
 use fsm::{
     Command, Liveness, Node, State,
     allocation::{NodeReport, UpdateAllocations},
+    command::{AllocationCommand, NodeCommand},
     node::{ReapNode, SetEligibility, SuspendReason},
 };
 
@@ -40,12 +41,15 @@ pub(super) fn note(before: &State, applied: &Applied, command: &Command, coverag
 
 fn note_command(before: &State, command: &Command, coverage: &mut Coverage) {
     let row = |id| before.nodes().get(id);
-    if let Command::NodeReadiness(report) = command
+    if let Command::Node(NodeCommand::NodeReadiness(report)) = command
         && row(&report.node).is_some_and(|row| report.sequence <= row.check_sequence)
     {
         coverage.count(Event::CheckIgnored);
     }
-    if let Command::UpdateAllocations(UpdateAllocations { reports }) = command {
+    if let Command::Allocation(AllocationCommand::UpdateAllocations(UpdateAllocations {
+        reports,
+    })) = command
+    {
         let failures = |report: &NodeReport| {
             report.updates.iter().filter(|one| one.node_failure.is_some()).count()
         };
@@ -53,12 +57,14 @@ fn note_command(before: &State, command: &Command, coverage: &mut Coverage) {
             coverage.count(Event::FailuresTogether);
         }
     }
-    if let Command::ReapNode(ReapNode { node, force: false, .. }) = command
+    if let Command::Node(NodeCommand::ReapNode(ReapNode { node, force: false, .. })) = command
         && row(node).is_some_and(|row| row.eligibility.ineligible)
     {
         coverage.count(Event::OfflineReaped);
     }
-    if let Command::SetEligibility(SetEligibility { node, eligible: false, .. }) = command
+    if let Command::Node(NodeCommand::SetEligibility(SetEligibility {
+        node, eligible: false, ..
+    })) = command
         && row(node).is_some_and(|row| row.drain.is_some())
     {
         coverage.count(Event::OfflineDraining);
@@ -78,10 +84,10 @@ fn note_suspension(old: &Node, new: &Node, command: &Command, coverage: &mut Cov
         Some(SuspendReason::ReadinessFatal) => coverage.count(Event::SuspendedFatal),
         Some(SuspendReason::Operator) => coverage.count(Event::SuspendedByOperator),
         None => {
-            if matches!(command, Command::EndSuspensions(_)) {
+            if matches!(command, Command::Node(NodeCommand::EndSuspensions(_))) {
                 coverage.count(Event::SuspensionOver);
             }
-            if matches!(command, Command::UnsuspendNode(_)) {
+            if matches!(command, Command::Node(NodeCommand::UnsuspendNode(_))) {
                 coverage.count(Event::Unsuspended);
             }
             if new.affinity_key != old.affinity_key {

@@ -4,6 +4,7 @@
 use elastic::{call::TAG_INSTANCE, fake::FakeMachine};
 use fsm::{
     Command, Instance, InstanceState, State, Text,
+    command::PoolCommand,
     pool::{BY_POOL, Behavior, ShutdownCause},
 };
 
@@ -142,7 +143,7 @@ pub(super) fn note(before: &State, applied: &Applied, coverage: &mut crate::Cove
             coverage.count(Event::InstanceMissing);
         }
     }
-    if let Some(Command::ObserveInstances(list)) =
+    if let Some(Command::Pool(PoolCommand::ObserveInstances(list))) =
         applied.entry.proposal.as_ref().map(|one| &one.command)
         && list
             .missing

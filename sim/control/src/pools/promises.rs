@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use fsm::{
     Command, InstanceId, InstanceState, State,
+    command::PoolCommand,
     pool::{Behavior, ShutDownInstance, ShutdownCause},
 };
 
@@ -31,7 +32,7 @@ impl PoolPromises {
     ) -> Vec<String> {
         let warm_at = began + WARM_UP_MS;
         let ends = commands.iter().filter_map(|command| {
-            let Command::ShutDownInstance(one) = command else { return None };
+            let Command::Pool(PoolCommand::ShutDownInstance(one)) = command else { return None };
             Some(one)
         });
         let ends: Vec<&ShutDownInstance> = ends.collect();
@@ -94,7 +95,7 @@ mod tests {
 
     fn end(id: InstanceId, cause: ShutdownCause) -> Command {
         let (reason, by, evaluation_ids) = ("".into(), "".into(), Vec::new());
-        Command::ShutDownInstance(ShutDownInstance { id, cause, reason, by, evaluation_ids })
+        Command::from(ShutDownInstance { id, cause, reason, by, evaluation_ids })
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use fsm::{
     Command, Liveness, Node, NodeId,
+    command::NodeCommand,
     node::{EndSuspensions, Health, NodeReadiness, Readiness, SuspendNode, SuspendReason},
 };
 
@@ -26,9 +27,11 @@ impl Entry<'_> {
             let Some(was) = before.suspension().filter(|_| after.health == Health::Ok) else {
                 continue;
             };
-            let may_end = if let Command::UnsuspendNode(command) = command {
+            let may_end = if let Command::Node(NodeCommand::UnsuspendNode(command)) = command {
                 command.node == after.id
-            } else if let Command::EndSuspensions(EndSuspensions { nodes }) = command {
+            } else if let Command::Node(NodeCommand::EndSuspensions(EndSuspensions { nodes })) =
+                command
+            {
                 let is_over = was.until.is_some_and(|until| until <= self.after.at());
                 nodes.contains(&after.id) && is_over
             } else {
@@ -129,7 +132,7 @@ fn counts(report: &NodeReadiness, node: &Node) -> bool {
 
 /// Whether the command is a report of a check that succeeded, of this node, and counts.
 fn is_success(command: &Command, node: &Node) -> bool {
-    let Command::NodeReadiness(report) = command else { return false };
+    let Command::Node(NodeCommand::NodeReadiness(report)) = command else { return false };
     report.node == node.id && report.readiness == Readiness::Ok && counts(report, node)
 }
 
@@ -154,7 +157,7 @@ mod tests {
         }
         driver.now = driver.node_row("n1").ready_deadline_at - early_ms;
         let before = driver.state.clone();
-        let command = Command::SuspendLateNodes(SuspendLateNodes { nodes: vec![node] });
+        let command = Command::from(SuspendLateNodes { nodes: vec![node] });
         let applied = driver.commit(command.clone());
         let mut after = driver.state.clone();
         let mut row = driver.node_row("n1").clone();

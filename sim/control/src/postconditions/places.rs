@@ -2,6 +2,7 @@
 
 use fsm::{
     Command, Rejection, Reply, Text,
+    command::SettingsCommand,
     settings::{DeleteNamespace, DeleteNodePool, Namespace, NodePool},
 };
 
@@ -11,10 +12,13 @@ use crate::invariants::needs::goes_on;
 impl Entry<'_> {
     /// I45: a namespace or node pool that was to go.
     pub(super) fn place_deleted(&self, command: &Command, found: &mut Found) {
-        if let Command::DeleteNamespace(DeleteNamespace { name }) = command {
+        if let Command::Settings(SettingsCommand::DeleteNamespace(DeleteNamespace { name })) =
+            command
+        {
             self.namespace_deleted(name, found);
         }
-        if let Command::DeleteNodePool(DeleteNodePool { name }) = command {
+        if let Command::Settings(SettingsCommand::DeleteNodePool(DeleteNodePool { name })) = command
+        {
             self.node_pool_deleted(name, found);
         }
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use fsm::{Command, Proposal, codec, state::Head};
+use fsm::{Command, Proposal, codec, state::Head, upkeep::Tick};
 use quorate::{
     raft::{StoredMembership, applied},
     storage::wal::EntryId,
@@ -23,7 +23,7 @@ fn voted(term: u64, number: u64) -> Option<DiskVote> {
 }
 
 fn tick(at: u64) -> Proposal {
-    Proposal { at, epoch: None, request: None, command: Command::Tick }
+    Proposal { at, epoch: None, request: None, command: Command::from(Tick) }
 }
 
 fn payload(at: u64) -> Bytes {

@@ -181,7 +181,7 @@ impl Fleet {
             .collect();
         drained.sort_by_key(|row| (look.state.is_empty_instance(row), row.id));
         for row in drained.into_iter().take(room.min(NOTES_MAX)) {
-            let command = Command::SetInstanceBehavior(SetInstanceBehavior {
+            let command = Command::from(SetInstanceBehavior {
                 id: row.id,
                 behavior: Behavior::Run,
                 deadline_ms: None,
@@ -264,7 +264,7 @@ impl Fleet {
         if is_planted(Plant::CallBeforeCommit) {
             self.create_early(look.now, pool, &intents);
         }
-        look.commands.push(Command::RequestInstances(RequestInstances {
+        look.commands.push(Command::from(RequestInstances {
             pool: pool.name.clone(),
             pool_modify_index: pool.modify_index,
             intents,
@@ -308,7 +308,7 @@ impl Fleet {
             let until = now.saturating_add(ASK_AGAIN_MS);
             look.due(until);
             self.unhelped.insert(one.job.clone(), AskedNote { types: types.clone(), until });
-            look.commands.push(Command::NoteUnhelped(NoteUnhelped {
+            look.commands.push(Command::from(NoteUnhelped {
                 job: one.job.clone(),
                 job_modify_index: one.job_modify_index,
                 pool: pool.name.clone(),
@@ -382,7 +382,7 @@ impl Fleet {
         busy.sort_by_key(|(allocations, row)| (*allocations, Reverse(row.create_index), row.id));
         let most = usize::try_from(excess.saturating_sub(draining)).unwrap_or(usize::MAX);
         for (_, row) in busy.into_iter().take(most.min(NOTES_MAX)) {
-            let command = Command::SetInstanceBehavior(SetInstanceBehavior {
+            let command = Command::from(SetInstanceBehavior {
                 id: row.id,
                 behavior: Behavior::Drain,
                 deadline_ms: None,
@@ -536,7 +536,7 @@ fn not_configured(pool: &InstancePool) -> Command {
         "the leader's file has no [[provider]] named \"{}\": add it there, or let another server lead",
         pool.provider
     );
-    Command::LimitPool(LimitPool {
+    Command::from(LimitPool {
         pool: pool.name.clone(),
         class: LimitClass::Fatal,
         for_ms: limits::FATAL_MS,

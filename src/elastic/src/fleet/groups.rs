@@ -132,11 +132,11 @@ impl Fleet {
             wanted.new.extend(new);
         }
         if !decisions.is_empty() {
-            look.commands.push(Command::DecideCapacity(DecideCapacity { decisions }));
+            look.commands.push(Command::from(DecideCapacity { decisions }));
         }
         if !forgotten.is_empty() {
             let (sources, groups) = (Vec::new(), forgotten);
-            look.commands.push(Command::ExpireRequirements(ExpireRequirements { sources, groups }));
+            look.commands.push(Command::from(ExpireRequirements { sources, groups }));
         }
     }
 
@@ -180,7 +180,7 @@ impl Fleet {
         watch.moved_until = look.now.saturating_add(ASK_AGAIN_MS);
         look.due(watch.moved_until);
         let (drain, take_back) = moves;
-        look.commands.push(Command::MoveMembers(MoveMembers {
+        look.commands.push(Command::from(MoveMembers {
             group: group.name.clone(),
             decision_index: last.index,
             drain,

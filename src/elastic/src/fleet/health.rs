@@ -92,7 +92,7 @@ impl Fleet {
             }
             watch.health.noted_at = now;
             watch.health.due_at = Some(now.saturating_add(ASK_AGAIN_MS));
-            commands.push(Command::NoteProvider(self.note(&name)));
+            commands.push(Command::from(self.note(&name)));
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use fsm::{
     Command, Instance, InstanceId, InstanceState, State, Text,
+    command::PoolCommand,
     pool::{
         Behavior, CreateOutcome, DestroyOutcome, InstanceOutcome, NoteInstance, ShutdownCause,
         stray_id,
@@ -143,7 +144,7 @@ impl Fleet {
             Some(_) | None => {
                 attempt.is_unknown = true;
                 let (address, words) = (Text::default(), error.to_string().into());
-                vec![Command::NoteInstance(NoteInstance { id: row.id, address, words })]
+                vec![Command::from(NoteInstance { id: row.id, address, words })]
             }
         }
     }
@@ -154,7 +155,7 @@ impl Fleet {
             CreateOutcome::Made { provider_id, .. } => provider_id.clone(),
             CreateOutcome::Failed { .. } => Text::default(),
         };
-        let command = Command::InstanceOutcome(outcome.clone());
+        let command = Command::from(outcome.clone());
         let again_at = now.saturating_add(ASK_AGAIN_MS);
         self.kept.insert((outcome.id, machine), Kept { outcome, again_at });
         command
@@ -168,7 +169,7 @@ impl Fleet {
         self.kept.retain(|_, kept| !kept.is_known(state));
         for kept in self.kept.values_mut().filter(|kept| kept.again_at <= now) {
             kept.again_at = now.saturating_add(ASK_AGAIN_MS);
-            commands.push(Command::InstanceOutcome(kept.outcome.clone()));
+            commands.push(Command::from(kept.outcome.clone()));
         }
     }
 
@@ -222,7 +223,7 @@ impl Fleet {
             self.pools.values_mut().for_each(|watch| watch.is_dirty = true);
         }
         self.retag(now, state, &difference.wrong_tags);
-        difference.command.map(Command::ObserveInstances).into_iter().collect()
+        difference.command.map(Command::from).into_iter().collect()
     }
 }
 
@@ -242,7 +243,7 @@ fn described(state: &State, row: &Instance, answer: Result<Answer, ProviderError
     let is_new = description.words != row.last_words
         || (!description.address.is_empty() && description.address != row.address);
     let (address, words) = (description.address, description.words);
-    let note = Command::NoteInstance(NoteInstance { id: row.id, address, words });
+    let note = Command::from(NoteInstance { id: row.id, address, words });
     is_new.then_some(note).into_iter().collect()
 }
 
@@ -273,7 +274,7 @@ fn of_silent(state: &State, row: &Instance, description: &Description) -> Option
 pub fn late(call: &Call, answer: &Result<Answer, ProviderError>) -> Option<Command> {
     match (&call.operation, answer) {
         (Operation::Create(create), answer) => {
-            made(&call.provider, create, answer).map(Command::InstanceOutcome)
+            made(&call.provider, create, answer).map(Command::from)
         }
         (Operation::Destroy { instance, provider_id }, answer) => {
             let gone = matches!(answer, Ok(Answer::Destroyed(Destroyed::Gone)));
@@ -281,13 +282,13 @@ pub fn late(call: &Call, answer: &Result<Answer, ProviderError>) -> Option<Comma
                 Err(error) => error.to_string().into(),
                 Ok(_) => "".into(),
             };
-            Some(Command::DestroyOutcome(DestroyOutcome {
+            Some(Command::Pool(PoolCommand::DestroyOutcome(DestroyOutcome {
                 id: *instance,
                 provider_id: provider_id.clone(),
                 gone,
                 error,
                 evaluation_ids: Vec::new(),
-            }))
+            })))
         }
         _ => None,
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::testing::kind;
-use fsm::pool::InstanceType;
+use fsm::{command::PoolCommand, pool::InstanceType};
 
 /// A pool of types by name, cpu (MHz) and price.
 fn priced(max: u32, types: &[(&str, u64, u64)]) -> InstancePool {
@@ -116,7 +116,11 @@ fn a_dearer_idle_machine_is_counted_on_for_a_limited_time() {
     };
     assert_eq!(look(30_000), []);
     let commands = look(70_000);
-    let [Command::RequestInstances(made), Command::ShutDownInstance(end)] = &commands[..] else {
+    let [
+        Command::Pool(PoolCommand::RequestInstances(made)),
+        Command::Pool(PoolCommand::ShutDownInstance(end)),
+    ] = &commands[..]
+    else {
         panic!("{commands:?}")
     };
     assert_eq!((end.id, end.cause), (large, ShutdownCause::Idle));

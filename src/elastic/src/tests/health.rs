@@ -132,7 +132,7 @@ fn nothing_is_noted_of_a_provider_without_pools() {
     world.lists = false;
     world.lead();
     let name = "p".into();
-    let command = Command::DeleteInstancePool(fsm::pool::DeleteInstancePool { name });
+    let command = Command::from(fsm::pool::DeleteInstancePool { name });
     assert_eq!(world.commit(command), Reply::Done);
     // The row says that it answers.
     assert_eq!(world.break_calls("list", ErrorClass::Fatal, "token expired"), 1);

@@ -313,7 +313,7 @@ fn the_state_refuses_what_is_old_or_too_much() {
     world.make();
     world.pass(2 * MINUTE);
     let list = |epoch| {
-        Command::ObserveInstances(ObserveInstances {
+        Command::from(ObserveInstances {
             provider: "fake".into(),
             epoch,
             scope: SCOPE.into(),
@@ -327,7 +327,7 @@ fn the_state_refuses_what_is_old_or_too_much() {
     assert_eq!(world.commit(list(1_000)), Reply::Done);
     assert!(matches!(world.commit(list(1_000)), Reply::Rejected(_)));
     let pool = world.driver.state.instance_pools().get(&"p".into()).unwrap().modify_index;
-    let request = Command::RequestInstances(RequestInstances {
+    let request = Command::from(RequestInstances {
         pool: "p".into(),
         pool_modify_index: pool,
         intents: vec![world.driver.intent("p", "small")],

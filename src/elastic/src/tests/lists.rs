@@ -37,7 +37,7 @@ fn machines_are_given_the_tags_of_their_rows() {
         reason: "".into(),
         evaluation_ids: Vec::new(),
     };
-    world.commit(Command::SetInstanceBehavior(command));
+    world.commit(Command::from(command));
     world.pass(2 * MINUTE);
     let set = world.set_tags();
     assert_eq!(set.len(), 1);
@@ -150,7 +150,7 @@ fn missing_machines_are_noted_by_a_thousand() {
 #[test]
 fn what_was_never_used_is_not_listed() {
     let mut world = World::new(9);
-    world.commit(Command::DeleteInstancePool(fsm::pool::DeleteInstancePool { name: "p".into() }));
+    world.commit(Command::from(fsm::pool::DeleteInstancePool { name: "p".into() }));
     world.lists = false;
     world.pass(MINUTE);
     world.take_calls("list");
@@ -172,7 +172,7 @@ fn a_machine_that_comes_after_its_pool_has_gone_is_destroyed() {
         world.pass(60 * MINUTE);
         assert_eq!(world.rows().len(), 0, "it expired");
         let command = fsm::pool::DeleteInstancePool { name: "p".into() };
-        assert_eq!(world.commit(Command::DeleteInstancePool(command)), Reply::Done);
+        assert_eq!(world.commit(Command::from(command)), Reply::Done);
         world.pass(60 * MINUTE);
         if is_new_leader {
             world.lead();

@@ -303,7 +303,7 @@ fn a_mass_loss_makes_and_destroys_nothing() {
         })
         .collect();
     let down = fsm::node::NodeLiveness { changes, window_ms: 30_000, evaluation_ids: Vec::new() };
-    world.commit(Command::NodeLiveness(down));
+    world.commit(Command::from(down));
     assert!(world.driver.state.mass_loss().is_some());
     world.set_pool(|pool| pool.max = 1);
     world.pass(MINUTE);
@@ -315,7 +315,7 @@ fn a_mass_loss_makes_and_destroys_nothing() {
     assert!(world.rows().iter().all(|row| row.shutdown.is_none()));
     assert!(world.waits_for("web").contains("a mass loss lasts"), "{}", world.waits_for("web"));
     let by = Some("alice".into());
-    world.commit(Command::EndMassLoss(fsm::node::EndMassLoss { by }));
+    world.commit(Command::from(fsm::node::EndMassLoss { by }));
     world.run();
     world.pass(2_000);
     assert!(world.rows().iter().any(|row| row.shutdown.is_some() || row.made_at == 0));

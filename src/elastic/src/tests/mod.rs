@@ -173,7 +173,7 @@ impl World {
             let (state, now) = (self.driver.state.clone(), self.at());
             let pass = Pass { state: &state, evaluation, now, attempt: 0 };
             let plan = schedule(&pass).expect("the job has a spec");
-            self.commit(Command::ApplyPlans(ApplyPlans { plans: vec![plan.into()] }));
+            self.commit(Command::from(ApplyPlans { plans: vec![plan.into()] }));
         }
         open.len()
     }
@@ -273,7 +273,7 @@ impl World {
             NodeDescription { pool: row.pool.clone(), resources, ..description(&name) };
         let more = more.iter().map(|(key, value)| ((*key).into(), (*value).into()));
         description.attributes.extend(more);
-        let command = Command::RegisterNode(RegisterNode {
+        let command = Command::from(RegisterNode {
             instance: Some(fsm::node::InstanceProof { id, token: row.token }),
             node: node_id(&name),
             secret: [7; 16],

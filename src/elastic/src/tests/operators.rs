@@ -150,7 +150,7 @@ fn a_paused_pool_stays_as_it_is() {
     world.job("a", 1);
     let id = world.make_and_boot()[0];
     let pause = |pause| {
-        Command::PauseInstancePool(fsm::pool::PauseInstancePool {
+        Command::from(fsm::pool::PauseInstancePool {
             name: "p".into(),
             pause,
             by: "alice".into(),

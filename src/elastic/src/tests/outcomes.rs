@@ -1,6 +1,6 @@
 //! What a create came to, between its answer and its entry.
 
-use fsm::pool::InstanceOutcome;
+use fsm::{command::PoolCommand, pool::InstanceOutcome};
 
 use super::*;
 
@@ -17,7 +17,10 @@ impl World {
             };
             let now = self.at();
             let commands = self.fleet.answered(now, &self.driver.state, id, answer);
-            assert!(matches!(&commands[..], [Command::InstanceOutcome(_)]), "{commands:?}");
+            assert!(
+                matches!(&commands[..], [Command::Pool(PoolCommand::InstanceOutcome(_))]),
+                "{commands:?}"
+            );
             ids.push(create.key);
         }
         ids
@@ -79,7 +82,7 @@ fn a_kept_refusal_ends_when_the_machine_is_there() {
     let Operation::Create(create) = call.operation else { panic!("a create") };
     let id = world.lose_outcomes(false)[0];
     let machine = world.machine(&create);
-    let seen = Command::InstanceOutcome(InstanceOutcome {
+    let seen = Command::from(InstanceOutcome {
         id,
         provider: "fake".into(),
         pool: "p".into(),
@@ -119,7 +122,7 @@ fn a_kept_outcome_is_not_in_the_way_of_a_destroy() {
                 .map_or(1, |list| list.epoch + 1);
             let tags = world.machines["m1"].tags.clone();
             assert_eq!(*tags[crate::call::TAG_INSTANCE], *id.to_string());
-            world.commit(Command::ObserveInstances(ObserveInstances {
+            world.commit(Command::from(ObserveInstances {
                 provider: "fake".into(),
                 epoch,
                 scope: SCOPE.into(),
@@ -154,7 +157,7 @@ fn a_machine_of_a_gone_intent_is_destroyed_although_its_entry_was_lost() {
     world.job("web", 1);
     let id = world.rows()[0].id;
     world.stop("web");
-    world.commit(Command::InstanceOutcome(InstanceOutcome {
+    world.commit(Command::from(InstanceOutcome {
         id,
         provider: "fake".into(),
         pool: "p".into(),

@@ -37,7 +37,7 @@ fn each_step_of_an_instance_is_told() {
         reason: "disk".into(),
         evaluation_ids: Vec::new(),
     };
-    world.commit(Command::SetInstanceBehavior(command));
+    world.commit(Command::from(command));
     assert_eq!(world.steps(), ["hold: by alice: disk"]);
     let command = world.driver.shut_down_command(id, ShutdownCause::Operator);
     world.commit(command);

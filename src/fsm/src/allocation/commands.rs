@@ -5,7 +5,20 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{ClientStatus, TaskState};
-use crate::id::{AllocationId, DeploymentId, EvaluationId, NodeId, Text};
+use crate::{
+    command::commands,
+    id::{AllocationId, DeploymentId, EvaluationId, NodeId, Text},
+};
+
+commands! {
+    /// What changes allocations, beside plans.
+    AllocationCommand in Allocation:
+    // command          applied by            sent by  needs             makes  fresh
+    // A server gathers the reports of its agents.
+    UpdateAllocations   update_allocations    Servers  Internal          -      [];
+    StopAllocation      stop_allocation       Clients  [AllocLifecycle]  -      [evaluation];
+    ExpireRuns          expire_runs           Leader   Internal          -      [];
+}
 
 /// A change of one allocation as its agent reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -9,7 +9,8 @@ mod tests;
 
 pub use self::{
     commands::{
-        ClientUpdate, ExpireRuns, NodeReport, Replacement, StopAllocation, UpdateAllocations,
+        AllocationCommand, ClientUpdate, ExpireRuns, NodeReport, Replacement, StopAllocation,
+        UpdateAllocations,
     },
     row::{
         Allocation, ClientStatus, DesiredStatus, DesiredTransition, ENDED_BY_REQUEST, LiveName,

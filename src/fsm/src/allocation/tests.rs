@@ -44,7 +44,7 @@ fn reports_that_do_not_count_change_nothing() {
             updates: vec![good.clone()],
             evaluation_ids: Vec::new(),
         };
-        driver.accept(Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }));
+        driver.accept(Command::from(UpdateAllocations { reports: vec![report] }));
     }
     assert_eq!(rows(&driver.state), before);
     driver.report_update(good);
@@ -356,7 +356,7 @@ fn a_failed_evaluation_is_followed_up() {
             description: "evaluation reached delivery limit (3)".into(),
             follow_up: Some((follow_up, wait_until)),
         };
-        let command = Command::UpdateEvaluations(UpdateEvaluations { updates: vec![update] });
+        let command = Command::from(UpdateEvaluations { updates: vec![update] });
         driver.accept(command.clone());
         let failed = driver.evaluation(id);
         assert_eq!((failed.status, failed.next), (EvaluationStatus::Failed, Some(follow_up)));
@@ -383,9 +383,7 @@ fn one_evaluation_per_job_is_blocked_also_without_a_plan() {
         description: "".into(),
         follow_up: None,
     };
-    driver.accept(Command::UpdateEvaluations(UpdateEvaluations {
-        updates: vec![block(first), block(second)],
-    }));
+    driver.accept(Command::from(UpdateEvaluations { updates: vec![block(first), block(second)] }));
     assert_eq!(driver.evaluation(first).status, EvaluationStatus::Canceled);
     assert_eq!(driver.open_evaluations("t"), [second]);
 }
@@ -400,10 +398,7 @@ fn a_changed_node_is_evaluated_for_what_runs_there() {
     driver.register_node_as("a", 1, bigger);
     assert_eq!(driver.open_evaluations("t").len(), before + 1);
     let evaluation_ids = vec![driver.evaluation_id()];
-    driver.accept(Command::EvaluateNode(EvaluateNode {
-        node,
-        evaluation_ids: evaluation_ids.clone(),
-    }));
+    driver.accept(Command::from(EvaluateNode { node, evaluation_ids: evaluation_ids.clone() }));
     assert_eq!(driver.evaluation(evaluation_ids[0]).node, Some(node));
 }
 
@@ -416,7 +411,7 @@ fn an_agent_is_woken_by_what_it_is_told_and_not_by_what_it_says() {
     let said = |driver: &Driver, status| {
         let updates = vec![driver.update(id, status)];
         let report = NodeReport { node, incarnation, updates, evaluation_ids: Vec::new() };
-        Command::UpdateAllocations(UpdateAllocations { reports: vec![report] })
+        Command::from(UpdateAllocations { reports: vec![report] })
     };
     let (told, reported) = (Effect::NodeAllocations(node), Effect::NodeReport(node));
     let goes_on = said(&driver, ClientStatus::Running);

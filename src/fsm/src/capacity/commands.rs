@@ -4,7 +4,21 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{EvaluationId, Index, InstanceId, Text};
+use crate::{
+    command::commands,
+    id::{EvaluationId, Index, InstanceId, Text},
+};
+
+commands! {
+    /// What changes the need for members of capacity groups, and the members.
+    CapacityCommand in Capacity:
+    // command           applied by             sent by  needs          makes  fresh
+    // Nomad lacks it: a word of a source makes and ends machines, as a change of the pool does.
+    SetRequirements      set_requirements       Clients  OperatorWrite  -      [];
+    ExpireRequirements   expire_requirements    Leader   Internal       -      [];
+    DecideCapacity       decide_capacity        Leader   Internal       -      [];
+    MoveMembers          move_members           Leader   Internal       -      [evaluation_ids];
+}
 
 /// What sources need. Each word replaces all that its source said before; one entry holds the words
 /// of many sources.

@@ -22,7 +22,8 @@ mod tests;
 mod transitions;
 
 pub use commands::{
-    DecideCapacity, DecidedCapacity, ExpireRequirements, MoveMembers, Requirements, SetRequirements,
+    CapacityCommand, DecideCapacity, DecidedCapacity, ExpireRequirements, MoveMembers,
+    Requirements, SetRequirements,
 };
 pub(crate) use members::Strength;
 pub use peaks::Peaks;

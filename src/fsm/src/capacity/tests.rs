@@ -17,6 +17,7 @@ use crate::{
     node::Liveness,
     pool::{Behavior, DeleteInstancePool, InstancePool, ShutdownCause, UpsertInstancePool},
     testing::{Driver, START_MS, capacity_group, instance_pool, job, node_id, proof, requirements},
+    upkeep::Tick,
 };
 
 const UNIT: u64 = 8192;
@@ -313,7 +314,7 @@ fn the_number_of_sources_is_bounded() {
     let why = refused(&mut driver, word("s5001", 1, 2, &[("web", 1)]));
     assert_eq!(why, "capacity group \"web\" has 5000 sources already");
     driver.checked = true;
-    driver.accept(Command::Tick);
+    driver.accept(Command::from(Tick));
 }
 
 #[test]

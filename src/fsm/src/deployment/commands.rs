@@ -2,7 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{AllocationId, DeploymentId, EvaluationId, Text};
+use crate::{
+    command::commands,
+    id::{AllocationId, DeploymentId, EvaluationId, Text},
+};
+
+commands! {
+    /// What changes deployments, beside plans.
+    DeploymentCommand in Deployment:
+    // command          applied by              sent by  needs                            makes  fresh
+    PromoteDeployment   promote_deployment      Clients  [SubmitJob PromoteDeployment]    -      [evaluation];
+    FailDeployment      fail_deployment         Clients  [SubmitJob FailDeployment]       -      [evaluation];
+    PauseDeployment     pause_deployment        Clients  [SubmitJob PauseDeployment]      -      [evaluation];
+    SetAllocationHealth set_allocation_health   Clients  [SubmitJob SetAllocHealth]       -      [evaluation];
+    ExpireDeployments   expire_deployments      Leader   Internal                         -      [];
+}
 
 /// Promotes the canaries of a deployment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

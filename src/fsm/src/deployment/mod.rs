@@ -21,7 +21,8 @@ mod tests;
 pub(crate) use self::counts::Touched;
 pub use self::{
     commands::{
-        ExpireDeployments, FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth,
+        DeploymentCommand, ExpireDeployments, FailDeployment, PauseDeployment, PromoteDeployment,
+        SetAllocationHealth,
     },
     row::{
         AllocationDeployment, AllocationHealth, Deployment, DeploymentGoal, DeploymentGroup,

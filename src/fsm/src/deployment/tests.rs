@@ -1002,7 +1002,7 @@ fn deployments_of_a_job_are_bounded() {
             deployments: before,
             children_max: 0,
         };
-        rollout.driver.accept(Command::CollectGarbage(CollectGarbage {
+        rollout.driver.accept(Command::from(CollectGarbage {
             cutoffs,
             jobs: Vec::new(),
             allocations: Vec::new(),

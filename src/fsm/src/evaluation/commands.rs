@@ -3,7 +3,18 @@
 use serde::{Deserialize, Serialize};
 
 use super::EvaluationStatus;
-use crate::id::{EvaluationId, Text, TimeMs};
+use crate::{
+    command::commands,
+    id::{EvaluationId, Text, TimeMs},
+};
+
+commands! {
+    /// What changes evaluations, beside plans.
+    EvaluationCommand in Evaluation:
+    // command          applied by            sent by  needs       makes  fresh
+    UpdateEvaluations   update_evaluations    Leader   Internal    -      [];
+    DeleteEvaluations   delete_evaluations    Clients  Management  -      [];
+}
 
 /// A change of an evaluation's status that is not part of a plan.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

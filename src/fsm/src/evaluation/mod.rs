@@ -9,6 +9,6 @@ mod tests;
 
 pub(crate) use self::transitions::Blocked;
 pub use self::{
-    commands::{DeleteEvaluations, EvaluationUpdate, UpdateEvaluations},
+    commands::{DeleteEvaluations, EvaluationCommand, EvaluationUpdate, UpdateEvaluations},
     row::{Evaluation, EvaluationStatus, GroupAnnotation, Metrics, NodeScore, Trigger},
 };

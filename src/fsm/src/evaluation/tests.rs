@@ -52,7 +52,7 @@ impl Ends {
         let evaluation = driver.evaluation_id();
         let purge = matches!(self, Self::Purge | Self::PurgeChildren);
         match self {
-            Self::Stop | Self::Purge => Command::DeregisterJob(DeregisterJob {
+            Self::Stop | Self::Purge => Command::from(DeregisterJob {
                 job: job_key(name),
                 purge,
                 evaluation,
@@ -62,13 +62,13 @@ impl Ends {
             Self::StoppedVersion => {
                 let job = driver.job_row(name).clone();
                 let spec = Arc::clone(driver.state.current_spec(&job).expect("it has one"));
-                Command::RegisterJob(RegisterJob {
+                Command::from(RegisterJob {
                     stop: true,
                     reverts_to: Some(job.version),
                     ..RegisterJob::new(spec, evaluation)
                 })
             }
-            Self::StopChildren | Self::PurgeChildren => Command::StopChildren(StopChildren {
+            Self::StopChildren | Self::PurgeChildren => Command::from(StopChildren {
                 parent: job_key("t"),
                 children: vec![job_key(name)],
                 purge,
@@ -147,7 +147,7 @@ fn waiting(
                 description: "evaluation reached delivery limit (3)".into(),
                 follow_up: Some((id, wait_until)),
             };
-            driver.accept(Command::UpdateEvaluations(UpdateEvaluations { updates: vec![update] }));
+            driver.accept(Command::from(UpdateEvaluations { updates: vec![update] }));
             (id, None)
         }
     }
@@ -265,7 +265,7 @@ fn a_retry_ends_when_all_was_placed() {
 fn pause(driver: &mut Driver, pause_eval_broker: bool) {
     let configuration =
         SchedulerConfiguration { pause_eval_broker, ..SchedulerConfiguration::default() };
-    driver.accept(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+    driver.accept(Command::from(SetSchedulerConfiguration {
         configuration,
         keep_node_life: false,
         enforce_index: None,
@@ -273,7 +273,7 @@ fn pause(driver: &mut Driver, pause_eval_broker: bool) {
 }
 
 fn delete(ids: &[EvaluationId]) -> Command {
-    Command::DeleteEvaluations(DeleteEvaluations { ids: ids.to_vec() })
+    Command::from(DeleteEvaluations { ids: ids.to_vec() })
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn collect(
         deployments: before,
         children_max: u64::MAX,
     };
-    let reply = driver.accept(Command::CollectGarbage(CollectGarbage {
+    let reply = driver.accept(Command::from(CollectGarbage {
         cutoffs,
         jobs: jobs.iter().map(|name| job_key(name)).collect(),
         allocations: allocations.to_vec(),
@@ -315,7 +315,7 @@ fn a_job_with_a_tagged_version_stays() {
     let mut driver = Driver::default();
     let register = driver.register_job(job("t", JobKind::Batch, 0));
     complete(&mut driver, register);
-    let mark = |mark| Command::MarkJobVersion(MarkJobVersion { job: job_key("t"), mark });
+    let mark = |mark| Command::from(MarkJobVersion { job: job_key("t"), mark });
     let (name, description) = ("release".into(), "".into());
     driver.accept(mark(VersionMark::Tag { version: None, name, description }));
     driver.register_job(job("t", JobKind::Batch, 1));
@@ -365,7 +365,7 @@ fn gains_of_empty_classes_go() {
     assert_eq!(driver.state.classes_without_nodes(), [class]);
     let cutoffs =
         Cutoffs { evaluations: 0, batch_evaluations: 0, jobs: 0, deployments: 0, children_max: 0 };
-    let command = Command::CollectGarbage(CollectGarbage {
+    let command = Command::from(CollectGarbage {
         cutoffs,
         jobs: Vec::new(),
         allocations: Vec::new(),

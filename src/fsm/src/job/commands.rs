@@ -4,8 +4,28 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use super::{JobSpec, Submission};
-use crate::id::{EvaluationId, Index, JobKey, Text};
+use super::{JobSpec, ScaleJob, Submission};
+use crate::{
+    command::commands,
+    id::{EvaluationId, Index, JobKey, Text},
+    right::{Capability, Right},
+};
+
+commands! {
+    /// What changes jobs and their children.
+    JobCommand in Job:
+    // command       applied by         sent by  needs                             makes  fresh
+    RegisterJob      register_job       Clients  (RegisterJob::right)              work   [evaluation now_s];
+    DeregisterJob    deregister_job     Clients  (DeregisterJob::right)            -      [evaluation];
+    EvaluateJob      evaluate_job       Clients  [SubmitJob EvaluateJob]           work   [evaluation];
+    MarkJobVersion   mark_job_version   Clients  (MarkJobVersion::right)           -      [];
+    DispatchJob      dispatch_job       Clients  [DispatchJob]                     work   (DispatchJob::clear_fresh);
+    ScaleJob         scale_job          Clients  [SubmitJob ScaleJob]              work   [evaluation];
+    // Nomad lacks it: it ends children as a deregistration of each would.
+    StopChildren     stop_children      Clients  [SubmitJob DeregisterJob]         -      [evaluation_ids];
+    LaunchPeriodic   launch_periodic    Leader   Internal                          -      [];
+    ForcePeriodic    force_periodic     Clients  [SubmitJob ForcePeriodicJob]      work   [evaluation due_s];
+}
 
 /// Registers a job and creates its evaluation in the same entry.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -33,6 +53,13 @@ pub struct RegisterJob {
 }
 
 impl RegisterJob {
+    fn right(&self) -> Right {
+        Right::Namespace(match self.reverts_to {
+            Some(_) => &[Capability::SubmitJob, Capability::RevertJob],
+            None => &[Capability::SubmitJob, Capability::RegisterJob],
+        })
+    }
+
     /// A registration that asks for nothing special.
     pub fn new(spec: Arc<JobSpec>, evaluation: EvaluationId) -> Self {
         Self {
@@ -62,6 +89,16 @@ pub struct DeregisterJob {
     pub no_shutdown_delay: bool,
 }
 
+impl DeregisterJob {
+    fn right(&self) -> Right {
+        Right::Namespace(if self.purge {
+            &[Capability::SubmitJob, Capability::PurgeJob]
+        } else {
+            &[Capability::SubmitJob, Capability::DeregisterJob]
+        })
+    }
+}
+
 /// Stops children of a job; with `purge`, also deletes them.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StopChildren {
@@ -82,6 +119,15 @@ pub struct DispatchJob {
     pub parent: JobKey,
     /// In the order in which they start, when not all may at once.
     pub children: Vec<Dispatched>,
+}
+
+impl DispatchJob {
+    fn clear_fresh(&mut self) {
+        for child in &mut self.children {
+            child.id = Text::default();
+            child.evaluation = EvaluationId::default();
+        }
+    }
 }
 
 /// One dispatch.
@@ -145,6 +191,17 @@ pub struct EvaluateJob {
 pub struct MarkJobVersion {
     pub job: JobKey,
     pub mark: VersionMark,
+}
+
+impl MarkJobVersion {
+    fn right(&self) -> Right {
+        Right::Namespace(match self.mark {
+            VersionMark::Stable { .. } => &[Capability::SubmitJob, Capability::StableJob],
+            VersionMark::Tag { .. } | VersionMark::Untag { .. } => {
+                &[Capability::SubmitJob, Capability::TagJobVersion]
+            }
+        })
+    }
 }
 
 /// What a version is marked with.

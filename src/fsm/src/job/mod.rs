@@ -15,8 +15,8 @@ pub(crate) use self::children::NewChild;
 pub use self::{
     children::Children,
     commands::{
-        DeregisterJob, DispatchJob, Dispatched, EvaluateJob, ForcePeriodic, Launch, LaunchPeriodic,
-        MarkJobVersion, RegisterJob, StopChildren, VersionMark,
+        DeregisterJob, DispatchJob, Dispatched, EvaluateJob, ForcePeriodic, JobCommand, Launch,
+        LaunchPeriodic, MarkJobVersion, RegisterJob, StopChildren, VersionMark,
     },
     launch::launch_id,
     row::{

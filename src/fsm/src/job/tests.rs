@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     allocation::{ClientStatus, Replacement, StopAllocation},
-    command::{Command, Rejection, Reply},
+    command::{Command, Rejection, Reply, SettingsCommand},
     evaluation::{EvaluationStatus, EvaluationUpdate, Trigger, UpdateEvaluations},
     id::{EvaluationId, Index},
     job::{
@@ -26,7 +26,7 @@ use crate::{
 fn enforced(driver: &mut Driver, name: &str, count: u32, index: Index) -> Reply {
     let evaluation = driver.evaluation_id();
     driver
-        .commit(Command::RegisterJob(RegisterJob {
+        .commit(Command::from(RegisterJob {
             enforce_index: Some(index),
             ..RegisterJob::new(Arc::new(job(name, JobKind::Service, count)), evaluation)
         }))
@@ -63,7 +63,7 @@ fn a_forced_evaluation_marks_what_failed_and_has_no_successor() {
     for force_reschedule in [false, true] {
         let evaluation = driver.evaluation_id();
         let job = job_key("t");
-        driver.accept(Command::EvaluateJob(EvaluateJob { job, force_reschedule, evaluation }));
+        driver.accept(Command::from(EvaluateJob { job, force_reschedule, evaluation }));
         let marked: Vec<_> =
             ids.iter().map(|id| driver.allocation(*id).transition.reschedule).collect();
         assert_eq!(marked, [force_reschedule, false, false, false]);
@@ -87,7 +87,7 @@ fn a_stop_without_delay_is_told_to_what_would_wait() {
         let plan = driver.plan(evaluation).with(placement);
         assert!(driver.commit_plan(plan).outcome_taken);
         let evaluation = driver.evaluation_id();
-        driver.accept(Command::DeregisterJob(DeregisterJob {
+        driver.accept(Command::from(DeregisterJob {
             job: job_key("t"),
             purge,
             evaluation,
@@ -118,16 +118,16 @@ fn a_second_stop_without_delay_reaches_what_waits_for_it() {
         };
         let first = stop(&mut driver, false);
         let evaluation = first.evaluation;
-        driver.accept(Command::DeregisterJob(first));
+        driver.accept(Command::from(first));
         let plan = driver.plan(evaluation).stopping(id, None);
         assert!(driver.commit_plan(plan).outcome_taken);
         assert!(!driver.allocation(id).transition.no_shutdown_delay);
         if of_job {
             let again = stop(&mut driver, true);
-            driver.accept(Command::DeregisterJob(again));
+            driver.accept(Command::from(again));
         } else {
             let evaluation = driver.evaluation_id();
-            driver.accept(Command::StopAllocation(StopAllocation {
+            driver.accept(Command::from(StopAllocation {
                 id,
                 replacement: Replacement::ByKind,
                 no_shutdown_delay: true,
@@ -157,7 +157,7 @@ fn a_submission_is_kept_with_its_version_and_bounded() {
     let register = |driver: &mut Driver, count: u32, submission: Option<Submission>| {
         let evaluation = driver.evaluation_id();
         driver
-            .commit(Command::RegisterJob(RegisterJob {
+            .commit(Command::from(RegisterJob {
                 submission: submission.map(Arc::new),
                 ..RegisterJob::new(Arc::new(job("t", JobKind::Batch, count)), evaluation)
             }))
@@ -315,7 +315,7 @@ fn what_runs_of_a_purged_job_is_evaluated_until_it_is_stopped() {
                 description: "evaluation reached delivery limit (3)".into(),
                 follow_up: Some((follow_up, wait_until)),
             };
-            driver.accept(Command::UpdateEvaluations(UpdateEvaluations { updates: vec![update] }));
+            driver.accept(Command::from(UpdateEvaluations { updates: vec![update] }));
             assert_eq!(driver.evaluation(follow_up).previous, Some(id));
             let made = driver.liveness("a", crate::node::Liveness::Down);
             assert_eq!(driver.evaluation(made[0]).kind, JobKind::Service);
@@ -335,11 +335,8 @@ fn a_template_gets_no_evaluation() {
     assert!(matches!(reply, Reply::Job { evaluation: None, .. }), "{reply:?}");
     assert!(driver.state.evaluations.is_empty());
     assert_eq!(driver.job_row("t").status, JobStatus::Running);
-    let evaluate = Command::EvaluateJob(EvaluateJob {
-        job: job_key("t"),
-        force_reschedule: false,
-        evaluation,
-    });
+    let evaluate =
+        Command::from(EvaluateJob { job: job_key("t"), force_reschedule: false, evaluation });
     let text = "can't evaluate parameterized job";
     assert_eq!(driver.reject(evaluate), Rejection::Invalid(text.into()));
     assert_eq!(driver.deregister_job("t", false), None);
@@ -369,7 +366,7 @@ fn registrations_are_checked_against_the_cluster() {
         reject_job_registration: true,
         ..SchedulerConfiguration::default()
     };
-    driver.accept(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+    driver.accept(Command::from(SetSchedulerConfiguration {
         configuration,
         keep_node_life: true,
         enforce_index: None,
@@ -411,7 +408,7 @@ fn a_version_leaves_the_history_with_what_runs_it() {
     let node = driver.node("a");
     let submission = Submission { source: "text".into(), ..Submission::default() };
     let evaluation = driver.evaluation_id();
-    driver.accept(Command::RegisterJob(RegisterJob {
+    driver.accept(Command::from(RegisterJob {
         submission: Some(Arc::new(submission)),
         ..RegisterJob::new(Arc::new(job("t", JobKind::Service, 1)), evaluation)
     }));
@@ -586,7 +583,7 @@ fn settings_are_guarded() {
     let configuration = SchedulerConfiguration::default();
     let set = |configuration: &SchedulerConfiguration, enforce_index| {
         let configuration = configuration.clone();
-        Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+        Command::from(SetSchedulerConfiguration {
             configuration,
             keep_node_life: true,
             enforce_index,
@@ -601,26 +598,30 @@ fn settings_are_guarded() {
 
     let pool = |name: &str| crate::settings::NodePool { name: name.into(), ..Default::default() };
     for bad in ["all", "default", "", "with space"] {
-        driver.reject(Command::UpsertNodePool(UpsertNodePool { pool: pool(bad) }));
+        driver.reject(Command::from(UpsertNodePool { pool: pool(bad) }));
     }
-    driver.accept(Command::UpsertNodePool(UpsertNodePool { pool: pool("gpu") }));
+    driver.accept(Command::from(UpsertNodePool { pool: pool("gpu") }));
     driver.register_job(JobSpec { node_pool: "gpu".into(), ..job("t", JobKind::Service, 1) });
-    let in_use = driver.reject(Command::DeleteNodePool(DeleteNodePool { name: "gpu".into() }));
+    let in_use = driver.reject(Command::from(DeleteNodePool { name: "gpu".into() }));
     assert_eq!(in_use, Rejection::InUse("node pool \"gpu\" is used by job \"t\"".into()));
     driver.deregister_job("t", false);
-    driver.accept(Command::DeleteNodePool(DeleteNodePool { name: "gpu".into() }));
+    driver.accept(Command::from(DeleteNodePool { name: "gpu".into() }));
 
     let space = crate::settings::Namespace { name: "team".into(), ..Default::default() };
-    driver.accept(Command::UpsertNamespace(UpsertNamespace { namespace: space }));
+    driver.accept(Command::from(UpsertNamespace { namespace: space }));
     let mut spec = job("t", JobKind::Service, 1);
     spec.key.namespace = "team".into();
     driver.register_job(spec);
     assert!(matches!(
-        driver.reject(Command::DeleteNamespace(DeleteNamespace { name: "team".into() })),
+        driver.reject(Command::Settings(SettingsCommand::DeleteNamespace(DeleteNamespace {
+            name: "team".into()
+        }))),
         Rejection::InUse(_)
     ));
     assert!(matches!(
-        driver.reject(Command::DeleteNamespace(DeleteNamespace { name: "default".into() })),
+        driver.reject(Command::Settings(SettingsCommand::DeleteNamespace(DeleteNamespace {
+            name: "default".into()
+        }))),
         Rejection::Invalid(_)
     ));
 }
@@ -629,10 +630,10 @@ fn settings_are_guarded() {
 #[test]
 fn a_namespace_stays_as_long_as_a_job_in_it_waits_for_nodes() {
     let mut driver = Driver::default();
-    let delete = Command::DeleteNamespace(DeleteNamespace { name: "team".into() });
+    let delete = Command::from(DeleteNamespace { name: "team".into() });
     for kind in [JobKind::Sysbatch, JobKind::Batch] {
         let space = crate::settings::Namespace { name: "team".into(), ..Default::default() };
-        driver.accept(Command::UpsertNamespace(UpsertNamespace { namespace: space }));
+        driver.accept(Command::from(UpsertNamespace { namespace: space }));
         let mut spec = job(&format!("{kind:?}"), kind, 1);
         spec.key.namespace = "team".into();
         let key = spec.key.clone();
@@ -643,7 +644,7 @@ fn a_namespace_stays_as_long_as_a_job_in_it_waits_for_nodes() {
         if kind.is_per_node() {
             assert!(matches!(driver.reject(delete.clone()), Rejection::InUse(_)));
             let evaluation = driver.evaluation_id();
-            driver.accept(Command::DeregisterJob(DeregisterJob {
+            driver.accept(Command::from(DeregisterJob {
                 job: key,
                 purge: false,
                 evaluation,
@@ -691,7 +692,7 @@ fn the_newest_stable_version_stays_in_the_history() {
         let node = driver.node("a");
         let submission = Submission { source: "text".into(), ..Submission::default() };
         let evaluation = driver.evaluation_id();
-        driver.accept(Command::RegisterJob(RegisterJob {
+        driver.accept(Command::from(RegisterJob {
             submission: Some(Arc::new(submission)),
             ..RegisterJob::new(Arc::new(job("t", JobKind::Service, 1)), evaluation)
         }));
@@ -787,7 +788,7 @@ fn a_version_keeps_the_status_that_the_job_had() {
 }
 
 fn mark(mark: VersionMark) -> Command {
-    Command::MarkJobVersion(MarkJobVersion { job: job_key("t"), mark })
+    Command::from(MarkJobVersion { job: job_key("t"), mark })
 }
 
 fn tag(version: Option<u64>, name: &str) -> Command {
@@ -868,7 +869,7 @@ fn a_registration_keeps_resources_when_it_is_asked_to() {
     changed.groups[0].tasks.push(new);
     let mut registered = |preserve_resources| {
         let evaluation = driver.evaluation_id();
-        driver.accept(Command::RegisterJob(RegisterJob {
+        driver.accept(Command::from(RegisterJob {
             preserve_resources,
             ..RegisterJob::new(Arc::new(changed.clone()), evaluation)
         }));
@@ -892,7 +893,7 @@ fn a_stop_is_registered_as_a_version() {
     other.meta.insert("a".into(), "b".into());
     let register = |driver: &mut Driver, stop| {
         let evaluation = driver.evaluation_id();
-        driver.accept(Command::RegisterJob(RegisterJob {
+        driver.accept(Command::from(RegisterJob {
             stop,
             ..RegisterJob::new(Arc::new(other.clone()), evaluation)
         }));

@@ -5,7 +5,32 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{Drain, Liveness, NodeDescription, Readiness};
-use crate::id::{AllocationId, EvaluationId, InstanceId, NodeId, Text};
+use crate::{
+    command::commands,
+    id::{AllocationId, EvaluationId, InstanceId, NodeId, Text},
+};
+
+commands! {
+    /// What changes nodes.
+    NodeCommand in Node:
+    // command       applied by            sent by  needs      makes  fresh
+    RegisterNode     register_node         Agents   Internal   -      [evaluation_ids];
+    NodeReadiness    node_readiness        Agents   Internal   -      [evaluation_ids];
+    NodeShortage     node_shortage         Agents   Internal   -      [evaluation_ids];
+    NodeLiveness     node_liveness         Leader   Internal   -      [evaluation_ids];
+    // Nomad lacks suspensions: they set a node aside as its eligibility does.
+    SuspendNode      suspend_node          Clients  NodeWrite  -      [];
+    UnsuspendNode    unsuspend_node        Clients  NodeWrite  -      [];
+    SuspendLateNodes suspend_late_nodes    Leader   Internal   -      [];
+    EndSuspensions   end_suspensions       Leader   Internal   -      [];
+    // Nomad lacks it: nodes that are not heard any more are given up, as a purge of each would.
+    EndMassLoss      end_mass_loss         Clients  NodeWrite  -      [];
+    SetEligibility   set_eligibility       Clients  NodeWrite  -      [evaluation_ids];
+    SetDrain         set_drain             Clients  NodeWrite  -      (SetDrain::clear_fresh);
+    AdvanceDrains    advance_drains        Leader   Internal   -      [evaluation_ids];
+    ReapNode         reap_node             Clients  NodeWrite  -      [evaluation_ids];
+    EvaluateNode     evaluate_node         Clients  NodeWrite  -      [evaluation_ids];
+}
 
 /// One change of a node's liveness as the leader saw it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -138,6 +163,17 @@ pub struct SetDrain {
     /// What users note about the drain, kept with the last one of the node.
     pub meta: BTreeMap<Text, Text>,
     pub evaluation_ids: Vec<EvaluationId>,
+}
+
+impl SetDrain {
+    fn clear_fresh(&mut self) {
+        self.evaluation_ids.clear();
+        if let Some(drain) = &mut self.drain {
+            drain.deadline_at =
+                drain.deadline_at.map(|until| until.saturating_sub(drain.started_at));
+            drain.started_at = 0;
+        }
+    }
 }
 
 /// Marks allocations of draining nodes for migration, and ends drains that are done.

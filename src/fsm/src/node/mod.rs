@@ -20,7 +20,7 @@ pub use self::{
     change::NodeChange,
     commands::{
         AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, InstanceProof, LivenessChange,
-        NodeLiveness, NodeReadiness, NodeShortage, ReapNode, RegisterNode, SetDrain,
+        NodeCommand, NodeLiveness, NodeReadiness, NodeShortage, ReapNode, RegisterNode, SetDrain,
         SetEligibility, SuspendLateNodes, SuspendNode, UnsuspendNode,
     },
     occupancy::Occupancy,

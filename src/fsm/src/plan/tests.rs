@@ -158,7 +158,7 @@ fn a_plan_of_another_epoch_is_refused() {
         at: driver.now + 1000,
         epoch: Some(2),
         request: None,
-        command: Command::ApplyPlans(ApplyPlans { plans }),
+        command: Command::from(ApplyPlans { plans }),
     };
     let before = rows(&driver.state);
     let applied = driver.commit_proposal(&proposal);

@@ -2,8 +2,33 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Behavior, InstancePool, LimitClass, LimitScope, ShutdownCause};
-use crate::id::{EvaluationId, Index, InstanceId, JobKey, Text, TimeMs};
+use super::{Behavior, InstancePool, LimitClass, LimitScope, NoteProvider, ShutdownCause};
+use crate::{
+    command::commands,
+    id::{EvaluationId, Index, InstanceId, JobKey, Text, TimeMs},
+};
+
+commands! {
+    /// What changes instance pools, their instances, and what is known of providers.
+    PoolCommand in Pool:
+    // command           applied by               sent by  needs          makes  fresh
+    // Nomad lacks instance pools: they are settings of the cluster, and cost money.
+    UpsertInstancePool   upsert_instance_pool     Clients  OperatorWrite  -      [];
+    DeleteInstancePool   delete_instance_pool     Clients  OperatorWrite  -      [];
+    PauseInstancePool    pause_instance_pool      Clients  OperatorWrite  -      [];
+    RequestInstances     request_instances        Leader   Internal       -      [];
+    // What came of a call of an earlier leadership goes to the next leader.
+    InstanceOutcome      instance_outcome         Servers  Internal       -      [];
+    ObserveInstances     observe_instances        Leader   Internal       -      [evaluation_ids];
+    // An instance is what a node runs on: to drain or end it is to drain or purge the node.
+    SetInstanceBehavior  set_instance_behavior    Clients  NodeWrite      -      [evaluation_ids];
+    ShutDownInstance     shut_down_instance       Clients  NodeWrite      -      [evaluation_ids];
+    DestroyOutcome       destroy_outcome          Servers  Internal       -      [evaluation_ids];
+    NoteInstance         note_instance            Leader   Internal       -      [];
+    NoteUnhelped         note_unhelped            Leader   Internal       -      [];
+    LimitPool            limit_pool               Leader   Internal       -      [];
+    NoteProvider         note_provider            Leader   Internal       -      [];
+}
 
 /// Creates or changes an instance pool, and the node pool of its name if there is none.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

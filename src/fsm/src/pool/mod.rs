@@ -12,8 +12,8 @@ mod transitions;
 
 pub use commands::{
     CreateOutcome, DeleteInstancePool, DestroyOutcome, InstanceOutcome, Intent, LimitPool,
-    NoteInstance, NoteUnhelped, ObserveInstances, PauseInstancePool, RequestInstances, SeenMachine,
-    SetInstanceBehavior, ShutDownInstance, UpsertInstancePool,
+    NoteInstance, NoteUnhelped, ObserveInstances, PauseInstancePool, PoolCommand, RequestInstances,
+    SeenMachine, SetInstanceBehavior, ShutDownInstance, UpsertInstancePool,
 };
 pub use history::{Backoff, BootFailure, PoolHistory};
 pub use provider::{NoteProvider, ProviderState};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::*;
 use crate::{
     allocation::ClientStatus,
-    command::{Command, Rejection, Reply},
+    command::{Command, NodeCommand, PoolCommand, Rejection, Reply},
     id::{InstanceId, Text},
     job::JobKind,
     node::{InstanceProof, Liveness, Readiness},
@@ -379,7 +379,7 @@ fn instance_and_node_are_bound_one_to_one_with_the_token() {
     check("b", proof(InstanceId([0xff; 16])), "instance not found");
     let command = driver.register_as("a", proof(id));
     driver.accept(command.clone());
-    let Command::RegisterNode(mut register) = command else { unreachable!() };
+    let Command::Node(NodeCommand::RegisterNode(mut register)) = command else { unreachable!() };
     let description = Arc::make_mut(&mut register.description);
     description.pool = "default".into();
     let why = refused(&mut driver, register.clone().into());
@@ -589,7 +589,9 @@ fn a_list_says_nothing_of_other_scopes_or_of_what_came_later() {
     assert_eq!(driver.instance_row(id).missing, 0, "seen since the list was asked for");
     driver.at_seconds(90);
     for (epoch, provider, scope) in [(2, "local", "other"), (2, "other", "host")] {
-        let Command::ObserveInstances(mut command) = list(&driver, epoch, Vec::new(), &[id]) else {
+        let Command::Pool(PoolCommand::ObserveInstances(mut command)) =
+            list(&driver, epoch, Vec::new(), &[id])
+        else {
             unreachable!()
         };
         (command.provider, command.scope) = (provider.into(), scope.into());
@@ -651,7 +653,7 @@ fn a_machine_of_an_instance_is_no_stray_without_its_tags() {
     assert_eq!(driver.instance_row(id).state, InstanceState::Booting);
     // The same machine's name at another provider is another machine.
     let mut elsewhere = list(&driver, 1, vec![seen(untagged, &machine)], &[]);
-    if let Command::ObserveInstances(command) = &mut elsewhere {
+    if let Command::Pool(PoolCommand::ObserveInstances(command)) = &mut elsewhere {
         command.provider = "other".into();
     }
     driver.accept(elsewhere);
@@ -738,7 +740,7 @@ fn what_does_not_help_a_job_is_kept_until_job_or_pool_change() {
     driver.accept(register(job("t", JobKind::Batch, 1), evaluation));
     let job_modify_index = driver.job_row("t").job_modify_index;
     let note = |pool_modify_index| {
-        Command::NoteUnhelped(NoteUnhelped {
+        Command::from(NoteUnhelped {
             job: job_key("t"),
             job_modify_index,
             pool: "gpu".into(),
@@ -788,7 +790,7 @@ fn unknown_instances_are_refused_and_texts_are_cut() {
     driver.accept(SetInstanceBehavior { id, reason: long.clone(), ..behave }.into());
     assert!(driver.instance_row(id).behavior_reason.len() <= 256);
     let command = driver.shut_down_command(id, ShutdownCause::Operator);
-    let Command::ShutDownInstance(command) = command else { unreachable!() };
+    let Command::Pool(PoolCommand::ShutDownInstance(command)) = command else { unreachable!() };
     driver.accept(ShutDownInstance { reason: long, ..command }.into());
     let longest = driver.node_row("a").events.iter().map(|event| event.message.len()).max();
     assert!(longest.unwrap() < 400, "{longest:?}");

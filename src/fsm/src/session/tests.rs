@@ -11,10 +11,11 @@ use crate::{
     settings::{DeleteNamespace, Namespace, UpsertNamespace},
     testing::{Driver, START_MS, job, register, rows},
     tests::with_leader_changes,
+    upkeep::Tick,
 };
 
 fn namespace(name: &str, description: &str) -> Command {
-    Command::UpsertNamespace(UpsertNamespace {
+    Command::from(UpsertNamespace {
         namespace: Namespace {
             name: name.into(),
             description: description.into(),
@@ -42,7 +43,7 @@ fn a_retried_request_is_answered_again_and_applied_once() {
 #[test]
 fn a_rejection_is_answered_again_too() {
     let mut driver = Driver::default();
-    let command = Command::DeleteNamespace(DeleteNamespace { name: "team".into() });
+    let command = Command::from(DeleteNamespace { name: "team".into() });
     let first = driver.commit_request(1, START_MS, command.clone());
     assert_eq!(first.reply, Reply::Rejected(Rejection::NotFound { what: "namespace".into() }));
     driver.accept(namespace("team", ""));
@@ -111,7 +112,7 @@ fn sessions_are_bounded_by_count() {
                 at: driver.now,
                 epoch: None,
                 request: Some(request(number)),
-                command: Command::Tick,
+                command: Command::from(Tick),
             })
             .reply
     };
@@ -136,7 +137,7 @@ fn kept_replies_are_small() {
     for number in 0..20 {
         driver.register_job(job(&format!("sys{number}"), JobKind::System, 1));
     }
-    let command = Command::EvaluateNode(EvaluateNode { node, evaluation_ids: Vec::new() });
+    let command = Command::from(EvaluateNode { node, evaluation_ids: Vec::new() });
     let first = driver.commit_request(1, START_MS, command).reply;
     let count = |reply: &Reply| {
         let Reply::Node { evaluations, .. } = reply else { panic!("unexpected {reply:?}") };

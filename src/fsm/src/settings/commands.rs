@@ -3,7 +3,21 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Namespace, NodePool, SchedulerConfiguration};
-use crate::id::{Index, Text};
+use crate::{
+    command::commands,
+    id::{Index, Text},
+};
+
+commands! {
+    /// What changes the settings of the cluster.
+    SettingsCommand in Settings:
+    // command                  applied by                     sent by  needs           makes  fresh
+    SetSchedulerConfiguration   set_scheduler_configuration    Clients  OperatorWrite   -      [];
+    UpsertNodePool              upsert_node_pool               Clients  NodePoolWrite   -      [];
+    DeleteNodePool              delete_node_pool               Clients  NodePoolDelete  -      [];
+    UpsertNamespace             upsert_namespace               Clients  Management      -      [];
+    DeleteNamespace             delete_namespace               Clients  Management      -      [];
+}
 
 /// Changes the scheduler configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -6,7 +6,8 @@ mod transitions;
 
 pub use self::{
     commands::{
-        DeleteNamespace, DeleteNodePool, SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
+        DeleteNamespace, DeleteNodePool, SetSchedulerConfiguration, SettingsCommand,
+        UpsertNamespace, UpsertNodePool,
     },
     row::{Algorithm, Namespace, NodeLife, NodePool, Preemption, SchedulerConfiguration},
 };

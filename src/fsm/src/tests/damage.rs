@@ -20,6 +20,7 @@ use crate::{
     testing::{
         Driver, capacity_group, job, job_key, job_with_ports, node_id, outcome, port, register,
     },
+    upkeep::Tick,
 };
 
 /// A parent and a child of it.
@@ -104,7 +105,7 @@ fn cancel(driver: &mut Driver) {
 fn purge(driver: &mut Driver) {
     let evaluation = driver.evaluation_id();
     let job = job_key("everywhere");
-    driver.accept(Command::DeregisterJob(DeregisterJob {
+    driver.accept(Command::from(DeregisterJob {
         job,
         purge: true,
         evaluation,
@@ -182,7 +183,7 @@ fn a_damaged_index_of_evaluations_jobs_or_sessions_ends_the_replica() {
     };
     check("sessions-by-time", stray, |driver| {
         let now = driver.now;
-        driver.commit_request(1, now, Command::Tick);
+        driver.commit_request(1, now, Command::from(Tick));
     });
 }
 

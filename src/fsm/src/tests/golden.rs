@@ -27,7 +27,7 @@ use crate::{
         UpdateAllocations,
     },
     codec::{self, DecodeError, Frame, HEADER_BYTES},
-    command::{Command, DispatchAnswer, IndexConflict, Proposal, Rejection, Reply},
+    command::{Command, DispatchAnswer, IndexConflict, Proposal, Rejection, Reply, Senders},
     deployment::{
         AllocationDeployment, AllocationHealth, Deployment, DeploymentGoal, NewDeployment,
     },
@@ -58,6 +58,7 @@ use crate::{
         ApplyPlans, DropReason, FollowUp, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop,
     },
     resources::Dimension,
+    right::Right,
     session::{Request, Session},
     settings::{
         Algorithm, DeleteNamespace, DeleteNodePool, Namespace, NodePool, SchedulerConfiguration,
@@ -65,6 +66,7 @@ use crate::{
     },
     state::Head,
     testing::{ASK, description, job_key, job_with_ports, outcome, port},
+    upkeep::{MarkDigest, Tick},
 };
 
 fn spec() -> JobSpec {
@@ -441,26 +443,22 @@ fn node_report(node: NodeId, evaluation_ids: Vec<EvaluationId>) -> NodeReport {
 
 fn shortage(node: NodeId, evaluation_ids: Vec<EvaluationId>) -> Command {
     let reason = "short of disk".into();
-    Command::NodeShortage(NodeShortage { node, incarnation: 12, reason, evaluation_ids })
+    Command::from(NodeShortage { node, incarnation: 12, reason, evaluation_ids })
 }
 
 /// Those about the health of nodes, in the order of the enum.
 fn health_commands(node: NodeId) -> Vec<Command> {
     vec![
-        Command::SuspendNode(SuspendNode {
+        Command::from(SuspendNode {
             node,
             by: "operator".into(),
             reason: "repair".into(),
             for_ms: Some(13),
         }),
-        Command::UnsuspendNode(UnsuspendNode {
-            node,
-            by: "operator".into(),
-            reason: "repaired".into(),
-        }),
-        Command::SuspendLateNodes(SuspendLateNodes { nodes: vec![node] }),
-        Command::EndSuspensions(EndSuspensions { nodes: vec![node] }),
-        Command::EndMassLoss(EndMassLoss { by: Some("operator".into()) }),
+        Command::from(UnsuspendNode { node, by: "operator".into(), reason: "repaired".into() }),
+        Command::from(SuspendLateNodes { nodes: vec![node] }),
+        Command::from(EndSuspensions { nodes: vec![node] }),
+        Command::from(EndMassLoss { by: Some("operator".into()) }),
     ]
 }
 
@@ -479,15 +477,15 @@ pub(super) fn commands() -> Vec<Command> {
     };
     let mut commands = vec![
         registration(evaluation),
-        Command::DeregisterJob(DeregisterJob {
+        Command::from(DeregisterJob {
             job: job_key("t"),
             purge: true,
             evaluation,
             evaluation_priority: None,
             no_shutdown_delay: true,
         }),
-        Command::EvaluateJob(EvaluateJob { job: job_key("t"), force_reschedule: true, evaluation }),
-        Command::RegisterNode(RegisterNode {
+        Command::from(EvaluateJob { job: job_key("t"), force_reschedule: true, evaluation }),
+        Command::from(RegisterNode {
             instance: Some(InstanceProof { id: InstanceId([21; 16]), token: [22; 16] }),
             node,
             secret: [10; 16],
@@ -495,7 +493,7 @@ pub(super) fn commands() -> Vec<Command> {
             description: Arc::new(node_description()),
             evaluation_ids: evaluation_ids.clone(),
         }),
-        Command::NodeReadiness(NodeReadiness {
+        Command::from(NodeReadiness {
             node,
             incarnation: 12,
             readiness: Readiness::Fatal,
@@ -504,7 +502,7 @@ pub(super) fn commands() -> Vec<Command> {
             evaluation_ids: evaluation_ids.clone(),
         }),
         shortage(node, evaluation_ids.clone()),
-        Command::NodeLiveness(NodeLiveness {
+        Command::from(NodeLiveness {
             changes: vec![change],
             window_ms: 30_000,
             evaluation_ids: evaluation_ids.clone(),
@@ -512,48 +510,48 @@ pub(super) fn commands() -> Vec<Command> {
     ];
     commands.extend(health_commands(node));
     commands.extend([
-        Command::SetEligibility(SetEligibility {
+        Command::from(SetEligibility {
             node,
             eligible: false,
             by: "operator".into(),
             reason: "repair".into(),
             evaluation_ids: evaluation_ids.clone(),
         }),
-        Command::SetDrain(SetDrain {
+        Command::from(SetDrain {
             node,
             drain: Some(drain()),
             mark_eligible: true,
             meta: BTreeMap::from([("message".into(), "disk swap".into())]),
             evaluation_ids: evaluation_ids.clone(),
         }),
-        Command::AdvanceDrains(AdvanceDrains {
+        Command::from(AdvanceDrains {
             migrate: vec![AllocationId([14; 16])],
             complete: vec![node],
             evaluation_ids: evaluation_ids.clone(),
         }),
-        Command::ReapNode(ReapNode {
+        Command::from(ReapNode {
             node,
             incarnation: Some(15),
             force: true,
             evaluation_ids: evaluation_ids.clone(),
         }),
-        Command::EvaluateNode(EvaluateNode { node, evaluation_ids }),
-        Command::UpdateAllocations(UpdateAllocations { reports: vec![report] }),
+        Command::from(EvaluateNode { node, evaluation_ids }),
+        Command::from(UpdateAllocations { reports: vec![report] }),
         stop(evaluation),
-        Command::UpdateEvaluations(UpdateEvaluations { updates: vec![evaluation_update] }),
-        Command::ApplyPlans(ApplyPlans { plans: vec![Arc::new(plan())] }),
-        Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+        Command::from(UpdateEvaluations { updates: vec![evaluation_update] }),
+        Command::from(ApplyPlans { plans: vec![Arc::new(plan())] }),
+        Command::from(SetSchedulerConfiguration {
             configuration: configuration(),
             keep_node_life: true,
             enforce_index: Some(17),
         }),
-        Command::UpsertNodePool(UpsertNodePool { pool: node_pool() }),
-        Command::DeleteNodePool(DeleteNodePool { name: "gpu".into() }),
-        Command::UpsertNamespace(UpsertNamespace { namespace: namespace() }),
-        Command::DeleteNamespace(DeleteNamespace { name: "team".into() }),
-        Command::Tick,
-        Command::MarkDigest,
-        Command::DigestVerdict(DigestVerdict { mark: 18, digest: Digest(19) }),
+        Command::from(UpsertNodePool { pool: node_pool() }),
+        Command::from(DeleteNodePool { name: "gpu".into() }),
+        Command::from(UpsertNamespace { namespace: namespace() }),
+        Command::from(DeleteNamespace { name: "team".into() }),
+        Command::from(Tick),
+        Command::from(MarkDigest),
+        Command::from(DigestVerdict { mark: 18, digest: Digest(19) }),
         collection(),
     ]);
     let more = [
@@ -570,12 +568,12 @@ pub(super) fn commands() -> Vec<Command> {
 /// The newest ones.
 fn last(evaluation: EvaluationId) -> Vec<Command> {
     vec![
-        Command::DeleteEvaluations(DeleteEvaluations { ids: vec![evaluation] }),
+        Command::from(DeleteEvaluations { ids: vec![evaluation] }),
         dispatch(evaluation),
         scaling::command(),
-        Command::ExpireRuns(ExpireRuns { ids: vec![AllocationId([28; 16])] }),
+        Command::from(ExpireRuns { ids: vec![AllocationId([28; 16])] }),
         stop_children(evaluation),
-        Command::LaunchPeriodic(LaunchPeriodic {
+        Command::from(LaunchPeriodic {
             launches: vec![Launch {
                 job: job_key("t"),
                 job_modify_index: 28,
@@ -585,17 +583,13 @@ fn last(evaluation: EvaluationId) -> Vec<Command> {
                 evaluation,
             }],
         }),
-        Command::ForcePeriodic(ForcePeriodic {
-            job: job_key("t"),
-            due_s: 1_700_000_001,
-            evaluation,
-        }),
+        Command::from(ForcePeriodic { job: job_key("t"), due_s: 1_700_000_001, evaluation }),
         pools::note_provider(),
     ]
 }
 
 fn stop(evaluation: EvaluationId) -> Command {
-    Command::StopAllocation(StopAllocation {
+    Command::from(StopAllocation {
         id: AllocationId([16; 16]),
         replacement: Replacement::Never,
         no_shutdown_delay: true,
@@ -604,7 +598,7 @@ fn stop(evaluation: EvaluationId) -> Command {
 }
 
 fn mark() -> Command {
-    Command::MarkJobVersion(MarkJobVersion {
+    Command::from(MarkJobVersion {
         job: job_key("t"),
         mark: VersionMark::Tag {
             version: Some(3),
@@ -614,74 +608,8 @@ fn mark() -> Command {
     })
 }
 
-/// The name of a variant. A new one has to be added here and to [`commands`].
-fn command_name(command: &Command) -> &'static str {
-    match command {
-        Command::RegisterJob(_) => "register-job",
-        Command::DeregisterJob(_) => "deregister-job",
-        Command::EvaluateJob(_) => "evaluate-job",
-        Command::MarkJobVersion(_) => "mark-job-version",
-        Command::RegisterNode(_) => "register-node",
-        Command::NodeReadiness(_) => "node-readiness",
-        Command::NodeShortage(_) => "node-shortage",
-        Command::NodeLiveness(_) => "node-liveness",
-        Command::SuspendNode(_) => "suspend-node",
-        Command::UnsuspendNode(_) => "unsuspend-node",
-        Command::SuspendLateNodes(_) => "suspend-late-nodes",
-        Command::EndSuspensions(_) => "end-suspensions",
-        Command::EndMassLoss(_) => "end-mass-loss",
-        Command::SetEligibility(_) => "set-eligibility",
-        Command::SetDrain(_) => "set-drain",
-        Command::AdvanceDrains(_) => "advance-drains",
-        Command::ReapNode(_) => "reap-node",
-        Command::EvaluateNode(_) => "evaluate-node",
-        Command::UpdateAllocations(_) => "update-allocations",
-        Command::StopAllocation(_) => "stop-allocation",
-        Command::UpdateEvaluations(_) => "update-evaluations",
-        Command::ApplyPlans(_) => "apply-plans",
-        Command::SetSchedulerConfiguration(_) => "set-scheduler-configuration",
-        Command::UpsertNodePool(_) => "upsert-node-pool",
-        Command::DeleteNodePool(_) => "delete-node-pool",
-        Command::UpsertNamespace(_) => "upsert-namespace",
-        Command::DeleteNamespace(_) => "delete-namespace",
-        Command::Tick => "tick",
-        Command::MarkDigest => "mark-digest",
-        Command::DigestVerdict(_) => "digest-verdict",
-        Command::CollectGarbage(_) => "collect-garbage",
-        Command::UpsertInstancePool(_) => "upsert-instance-pool",
-        Command::DeleteInstancePool(_) => "delete-instance-pool",
-        Command::PauseInstancePool(_) => "pause-instance-pool",
-        Command::RequestInstances(_) => "request-instances",
-        Command::InstanceOutcome(_) => "instance-outcome",
-        Command::ObserveInstances(_) => "observe-instances",
-        Command::SetInstanceBehavior(_) => "set-instance-behavior",
-        Command::ShutDownInstance(_) => "shut-down-instance",
-        Command::DestroyOutcome(_) => "destroy-outcome",
-        Command::NoteInstance(_) => "note-instance",
-        Command::NoteUnhelped(_) => "note-unhelped",
-        Command::LimitPool(_) => "limit-pool",
-        Command::NoteProvider(_) => "note-provider",
-        Command::SetRequirements(_) => "set-requirements",
-        Command::ExpireRequirements(_) => "expire-requirements",
-        Command::DecideCapacity(_) => "decide-capacity",
-        Command::MoveMembers(_) => "move-members",
-        Command::PromoteDeployment(_) => "promote-deployment",
-        Command::FailDeployment(_) => "fail-deployment",
-        Command::PauseDeployment(_) => "pause-deployment",
-        Command::SetAllocationHealth(_) => "set-allocation-health",
-        Command::ExpireDeployments(_) => "expire-deployments",
-        Command::DeleteEvaluations(_) => "delete-evaluations",
-        Command::DispatchJob(_) => "dispatch-job",
-        Command::ScaleJob(_) => "scale-job",
-        Command::ExpireRuns(_) => "expire-runs",
-        Command::StopChildren(_) => "stop-children",
-        Command::LaunchPeriodic(_) => "launch-periodic",
-        Command::ForcePeriodic(_) => "force-periodic",
-    }
-}
-
 fn dispatch(evaluation: EvaluationId) -> Command {
-    Command::DispatchJob(DispatchJob {
+    Command::from(DispatchJob {
         parent: job_key("t"),
         children: vec![Dispatched {
             id: "t/dispatch-1700000000-0123abcd".into(),
@@ -695,7 +623,7 @@ fn dispatch(evaluation: EvaluationId) -> Command {
 }
 
 fn stop_children(evaluation: EvaluationId) -> Command {
-    Command::StopChildren(StopChildren {
+    Command::from(StopChildren {
         parent: job_key("t"),
         children: vec![job_key("t/dispatch-1700000000-0123abcd")],
         purge: true,
@@ -706,7 +634,7 @@ fn stop_children(evaluation: EvaluationId) -> Command {
 }
 
 fn collection() -> Command {
-    Command::CollectGarbage(CollectGarbage {
+    Command::from(CollectGarbage {
         cutoffs: Cutoffs {
             evaluations: 20,
             batch_evaluations: 21,
@@ -790,7 +718,7 @@ impl Golden {
 }
 
 fn registration(evaluation: EvaluationId) -> Command {
-    Command::RegisterJob(RegisterJob {
+    Command::from(RegisterJob {
         spec: Arc::new(spec()),
         enforce_index: Some(9),
         evaluation,
@@ -878,7 +806,7 @@ fn golden() -> Golden {
     golden.pin("job-spec", &spec());
     golden.pin("plan", &plan());
     for command in commands() {
-        let name = format!("proposal-{}", command_name(&command));
+        let name = format!("proposal-{}", command.name());
         golden.pin(&name, &Proposal { at: 1, epoch: Some(2), request: Some(request()), command });
     }
     for (number, reply) in replies().iter().enumerate() {
@@ -913,15 +841,53 @@ fn frames_are_those_of_the_golden_file() {
     }
 }
 
-/// The number of a command's variant is its place.
+/// The numbers of a command are those of its noun and of its row in the noun's table. There is one of each.
 #[test]
-fn commands_are_numbered_by_their_place() {
-    for (number, command) in commands().into_iter().enumerate() {
-        let name = command_name(&command);
+fn commands_are_numbered_by_their_places() {
+    let sent = commands().into_iter().map(|command| {
+        let name = command.name();
         let proposal = Proposal { at: 0, epoch: None, request: None, command };
         let bytes = codec::encode(&proposal);
-        // After the header: at 0, no epoch, no request, and the variant as a one-byte varint.
-        assert_eq!(usize::from(bytes[HEADER_BYTES + 3]), number, "{name}");
+        // After the header: at 0, no epoch, no request, and the numbers as varints of one byte.
+        let numbers = [bytes[HEADER_BYTES + 3], bytes[HEADER_BYTES + 4]];
+        (numbers.map(usize::from), name)
+    });
+    let sent: BTreeSet<_> = sent.collect();
+    let mut all = BTreeSet::new();
+    for (noun, names) in Command::NAMES.iter().enumerate() {
+        all.extend(names.iter().enumerate().map(|(number, name)| ([noun, number], *name)));
+    }
+    assert_eq!(sent, all);
+}
+
+/// What servers add to a request does not count as part of it.
+#[test]
+fn nothing_fresh_is_left_of_a_request() {
+    for mut command in commands() {
+        let name = command.name();
+        let evaluation = command.evaluation();
+        command.clear_fresh();
+        assert_eq!(command.evaluation(), evaluation.map(|_| EvaluationId::default()));
+        if command.senders() != Senders::Clients {
+            continue; // What the leader makes is no request.
+        }
+        let text = format!("{command:?}");
+        for field in ["evaluation: ", "evaluation_ids: "] {
+            let values = text.split(field).skip(1);
+            let empty = [format!("{:?}", EvaluationId::default()), "[]".to_owned()];
+            for value in values {
+                assert!(empty.iter().any(|one| value.starts_with(one)), "{name}: {value}");
+            }
+        }
+    }
+}
+
+/// Clients need a right for whatever they send; no other has one.
+#[test]
+fn what_clients_send_needs_a_right_and_nothing_else_has_one() {
+    for command in commands() {
+        let is_of_clients = command.senders() == Senders::Clients;
+        assert_eq!(command.right() != Right::Internal, is_of_clients, "{}", command.name());
     }
 }
 

@@ -23,6 +23,7 @@ use crate::{
     table::{ChangeSet, Row, TableId},
     tables::tables,
     testing::{self, Driver, capacity_group, job, job_with_ports, port, reload, rolling_job, rows},
+    upkeep::{MarkDigest, Tick},
 };
 
 fn busy_cluster() -> Driver {
@@ -45,7 +46,7 @@ fn busy_cluster() -> Driver {
     let command = driver.reap("gone", true);
     driver.accept(command);
     let configuration = crate::settings::SchedulerConfiguration::default();
-    driver.accept(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+    driver.accept(Command::from(SetSchedulerConfiguration {
         configuration,
         keep_node_life: false,
         enforce_index: None,
@@ -68,8 +69,8 @@ fn busy_cluster() -> Driver {
     plan.deployment = Some(NewDeployment { id: DeploymentId([1; 16]), goals });
     driver.commit_plan(plan);
     driver.place("rolling", 0, a);
-    driver.commit_request(1, driver.now, Command::Tick);
-    driver.accept(Command::MarkDigest);
+    driver.commit_request(1, driver.now, Command::from(Tick));
+    driver.accept(Command::from(MarkDigest));
     driver
 }
 
@@ -83,7 +84,7 @@ fn grow(driver: &mut Driver) {
     driver.decide("web", 5_000);
     driver.request_instance("gpu", "small");
     let id = driver.request_instance("gpu", "small");
-    driver.accept(Command::InstanceOutcome(InstanceOutcome {
+    driver.accept(Command::from(InstanceOutcome {
         id,
         provider: "local".into(),
         pool: "gpu".into(),
@@ -95,14 +96,14 @@ fn grow(driver: &mut Driver) {
             detail: "quota".into(),
         },
     }));
-    driver.accept(Command::NoteProvider(NoteProvider {
+    driver.accept(Command::from(NoteProvider {
         provider: "local".into(),
         failing: "list".into(),
         error: "the token has expired".into(),
         creates: 1,
         destroys: 0,
     }));
-    driver.accept(Command::ObserveInstances(ObserveInstances {
+    driver.accept(Command::from(ObserveInstances {
         provider: "local".into(),
         epoch: 1,
         scope: "host".into(),
@@ -114,7 +115,7 @@ fn grow(driver: &mut Driver) {
     }));
     let job = driver.state.jobs().iter().next().unwrap().clone();
     let pool = driver.state.instance_pools().iter().next().unwrap().clone();
-    driver.accept(Command::NoteUnhelped(NoteUnhelped {
+    driver.accept(Command::from(NoteUnhelped {
         job: job.key.clone(),
         job_modify_index: job.job_modify_index,
         pool: pool.name.clone(),
@@ -137,7 +138,7 @@ fn a_loaded_state_is_the_same_and_goes_on_the_same() {
     assert_eq!(rows(&loaded.state), saved);
     assert_eq!(invariant::check(&loaded.state), []);
     for other in [&mut driver, &mut loaded] {
-        other.commit(Command::Tick);
+        other.commit(Command::from(Tick));
         other.liveness("a", Liveness::Down);
     }
     assert_eq!(driver.state.digest(), loaded.state.digest());
@@ -223,18 +224,18 @@ fn a_mark_holds_the_digest_and_gets_its_verdict() {
     let mut driver = busy_cluster();
     let mut twin = Driver { state: reload(&driver.state), ids: driver.ids, ..Driver::default() };
     for other in [&mut driver, &mut twin] {
-        other.commit(Command::MarkDigest);
+        other.commit(Command::from(MarkDigest));
     }
     let index = driver.state.index;
     let mark = driver.state.digest_marks.get(&index).unwrap().clone();
     assert_eq!(Some(&mark), twin.state.digest_marks.get(&index));
     assert_ne!(mark.digest, Digest::default());
-    driver.accept(Command::DigestVerdict(DigestVerdict { mark: index, digest: mark.digest }));
+    driver.accept(Command::from(DigestVerdict { mark: index, digest: mark.digest }));
     assert_eq!(driver.state.digest_marks.get(&index).unwrap().verdict, Some(mark.digest));
-    let unknown = Command::DigestVerdict(DigestVerdict { mark: index + 100, digest: mark.digest });
+    let unknown = Command::from(DigestVerdict { mark: index + 100, digest: mark.digest });
     assert_eq!(driver.reject(unknown), Rejection::NotFound { what: "digest mark".into() });
     for _ in 0..limits::DIGEST_MARKS_MAX {
-        driver.accept(Command::MarkDigest);
+        driver.accept(Command::from(MarkDigest));
     }
     assert_eq!(driver.state.digest_marks.len(), limits::DIGEST_MARKS_MAX);
     assert!(driver.state.digest_marks.get(&index).is_none(), "the oldest goes");

@@ -32,7 +32,7 @@ use crate::{
         UpdateAllocations,
     },
     codec,
-    command::{Command, Proposal, Reply},
+    command::{Command, NodeCommand, PlanCommand, Proposal, Reply},
     digest::{Digest, DigestVerdict},
     evaluation::{
         DeleteEvaluations, Evaluation, EvaluationStatus, EvaluationUpdate, Metrics, Trigger,
@@ -63,6 +63,7 @@ use crate::{
         GROUP, START_MS, description, job, job_with_key, job_with_ports, outcome, payload_hash,
         port, reload, rows,
     },
+    upkeep::{MarkDigest, Tick},
 };
 
 /// Makes commands that mostly fit a state.
@@ -248,7 +249,7 @@ impl Maker<'_> {
             18..27 if !self.has_open_evaluation() && !self.dice.one_in(4) => self.job_command(),
             18..27 => {
                 let plans = (0..=self.dice.below(3)).map(|_| Arc::new(self.plan())).collect();
-                Command::ApplyPlans(ApplyPlans { plans })
+                Command::from(ApplyPlans { plans })
             }
             27 => self.evaluation_command(),
             _ => self.setting(),
@@ -279,14 +280,14 @@ impl Maker<'_> {
             return self.launch();
         }
         match self.dice.below(14) {
-            0 => Command::DeregisterJob(DeregisterJob {
+            0 => Command::from(DeregisterJob {
                 job,
                 purge: self.dice.one_in(2),
                 evaluation,
                 evaluation_priority: None,
                 no_shutdown_delay: self.dice.one_in(2),
             }),
-            1..7 => Command::EvaluateJob(EvaluateJob {
+            1..7 => Command::from(EvaluateJob {
                 job,
                 force_reschedule: self.dice.one_in(2),
                 evaluation,
@@ -303,9 +304,9 @@ impl Maker<'_> {
                         description: "".into(),
                     },
                 };
-                Command::MarkJobVersion(MarkJobVersion { job, mark })
+                Command::from(MarkJobVersion { job, mark })
             }
-            8 => Command::ScaleJob(ScaleJob {
+            8 => Command::from(ScaleJob {
                 job,
                 group: self.dice.choose(&["web".into(), "nothing".into()]),
                 count: (!self.dice.one_in(4)).then(|| self.dice.choose(&[0, 1, 2, 4, 6])),
@@ -317,7 +318,7 @@ impl Maker<'_> {
             }),
             _ => {
                 let enforce_index = self.dice.one_in(6).then(|| self.dice.below(9));
-                Command::RegisterJob(RegisterJob {
+                Command::from(RegisterJob {
                     enforce_index,
                     evaluation_priority: self.dice.one_in(9).then_some(u16::MAX),
                     submission: self.dice.one_in(3).then(|| self.submission()),
@@ -384,7 +385,7 @@ impl Maker<'_> {
             0..3 => {
                 let identity = if self.dice.one_in(9) { 2 } else { 1 };
                 let secret = if self.dice.one_in(30) { 8 } else { 7 };
-                Command::RegisterNode(RegisterNode {
+                Command::from(RegisterNode {
                     instance: None,
                     node,
                     secret: [secret; 16],
@@ -396,7 +397,7 @@ impl Maker<'_> {
             3..8 => {
                 let all = [Readiness::Ok, Readiness::Ok, Readiness::Retry, Readiness::Fatal];
                 let readiness = self.dice.choose(&all);
-                Command::NodeReadiness(NodeReadiness {
+                Command::from(NodeReadiness {
                     node,
                     incarnation,
                     readiness,
@@ -405,7 +406,7 @@ impl Maker<'_> {
                     evaluation_ids,
                 })
             }
-            8 => Command::NodeShortage(NodeShortage {
+            8 => Command::from(NodeShortage {
                 node,
                 incarnation,
                 reason: self.dice.choose(&["".into(), "short of disk".into()]),
@@ -426,14 +427,14 @@ impl Maker<'_> {
                     })
                     .collect();
                 let window_ms = self.dice.below(40_000);
-                Command::NodeLiveness(NodeLiveness { changes, window_ms, evaluation_ids })
+                Command::from(NodeLiveness { changes, window_ms, evaluation_ids })
             }
             11 => {
                 let incarnation = self.dice.one_in(2).then_some(incarnation);
                 let force = self.dice.one_in(3);
-                Command::ReapNode(ReapNode { node, incarnation, force, evaluation_ids })
+                Command::from(ReapNode { node, incarnation, force, evaluation_ids })
             }
-            _ => Command::EvaluateNode(EvaluateNode { node, evaluation_ids }),
+            _ => Command::from(EvaluateNode { node, evaluation_ids }),
         }
     }
 
@@ -444,13 +445,13 @@ impl Maker<'_> {
         match self.dice.below(12) {
             0 => {
                 let for_ms = self.dice.one_in(2).then(|| self.dice.below(20_000));
-                Command::SuspendNode(SuspendNode { node, by: text.clone(), reason: text, for_ms })
+                Command::from(SuspendNode { node, by: text.clone(), reason: text, for_ms })
             }
-            1 => Command::EndSuspensions(EndSuspensions { nodes: vec![node, self.node()] }),
-            2 => Command::UnsuspendNode(UnsuspendNode { node, by: text.clone(), reason: text }),
-            9 => Command::SuspendLateNodes(SuspendLateNodes { nodes: vec![node, self.node()] }),
-            10 => Command::EndMassLoss(EndMassLoss { by: self.dice.one_in(3).then_some(text) }),
-            3..6 => Command::SetEligibility(SetEligibility {
+            1 => Command::from(EndSuspensions { nodes: vec![node, self.node()] }),
+            2 => Command::from(UnsuspendNode { node, by: text.clone(), reason: text }),
+            9 => Command::from(SuspendLateNodes { nodes: vec![node, self.node()] }),
+            10 => Command::from(EndMassLoss { by: self.dice.one_in(3).then_some(text) }),
+            3..6 => Command::from(SetEligibility {
                 node,
                 eligible: !self.dice.one_in(4),
                 by: text.clone(),
@@ -467,7 +468,7 @@ impl Maker<'_> {
                     cancelable: true,
                 });
                 let mark_eligible = !self.dice.one_in(4);
-                Command::SetDrain(SetDrain {
+                Command::from(SetDrain {
                     node,
                     drain,
                     mark_eligible,
@@ -475,7 +476,7 @@ impl Maker<'_> {
                     evaluation_ids,
                 })
             }
-            _ => Command::AdvanceDrains(AdvanceDrains {
+            _ => Command::from(AdvanceDrains {
                 migrate: vec![self.allocation(), self.allocation()],
                 complete: vec![node],
                 evaluation_ids,
@@ -520,13 +521,13 @@ impl Maker<'_> {
             let evaluation_ids = self.evaluation_ids();
             reports.push(NodeReport { node, incarnation, updates, evaluation_ids });
         }
-        Command::UpdateAllocations(UpdateAllocations { reports })
+        Command::from(UpdateAllocations { reports })
     }
 
     fn evaluation_command(&mut self) -> Command {
         if self.dice.one_in(4) {
             let ids = (0..self.dice.below(4)).map(|_| self.allocation()).collect();
-            return Command::ExpireRuns(ExpireRuns { ids });
+            return Command::from(ExpireRuns { ids });
         }
         if self.dice.one_in(2) {
             let evaluation = self.new_evaluation();
@@ -534,7 +535,7 @@ impl Maker<'_> {
             let replacement = self.dice.choose(&all);
             let no_shutdown_delay = self.dice.one_in(2);
             let id = self.allocation();
-            return Command::StopAllocation(StopAllocation {
+            return Command::from(StopAllocation {
                 id,
                 replacement,
                 no_shutdown_delay,
@@ -543,7 +544,7 @@ impl Maker<'_> {
         }
         if self.dice.one_in(4) {
             let ids = (0..self.dice.below(3)).map(|_| self.evaluation()).collect();
-            return Command::DeleteEvaluations(DeleteEvaluations { ids });
+            return Command::from(DeleteEvaluations { ids });
         }
         let updates = (0..self.dice.below(3))
             .map(|_| EvaluationUpdate {
@@ -553,7 +554,7 @@ impl Maker<'_> {
                 follow_up: self.dice.one_in(2).then(|| (self.new_evaluation(), 7)),
             })
             .collect();
-        Command::UpdateEvaluations(UpdateEvaluations { updates })
+        Command::from(UpdateEvaluations { updates })
     }
 
     fn setting(&mut self) -> Command {
@@ -580,27 +581,27 @@ impl Maker<'_> {
                     ..SchedulerConfiguration::default()
                 };
                 let enforce_index = self.dice.one_in(3).then_some(0);
-                Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+                Command::from(SetSchedulerConfiguration {
                     configuration,
                     keep_node_life: self.dice.one_in(2),
                     enforce_index,
                 })
             }
-            1 | 2 => Command::UpsertNodePool(UpsertNodePool {
-                pool: NodePool { name, ..NodePool::default() },
-            }),
-            3 => Command::DeleteNodePool(DeleteNodePool { name }),
-            4 | 5 => Command::UpsertNamespace(UpsertNamespace {
+            1 | 2 => {
+                Command::from(UpsertNodePool { pool: NodePool { name, ..NodePool::default() } })
+            }
+            3 => Command::from(DeleteNodePool { name }),
+            4 | 5 => Command::from(UpsertNamespace {
                 namespace: Namespace { name, ..Namespace::default() },
             }),
-            6 => Command::DeleteNamespace(DeleteNamespace { name }),
-            7 => Command::MarkDigest,
+            6 => Command::from(DeleteNamespace { name }),
+            7 => Command::from(MarkDigest),
             8 => {
                 let marks: Vec<_> = self.state.digest_marks.iter().map(|row| row.index).collect();
                 let mark = self.dice.pick(&marks).unwrap_or(3);
-                Command::DigestVerdict(DigestVerdict { mark, digest: Digest(5) })
+                Command::from(DigestVerdict { mark, digest: Digest(5) })
             }
-            _ if self.dice.one_in(2) => Command::Tick,
+            _ if self.dice.one_in(2) => Command::from(Tick),
             _ => self.collection(),
         }
     }
@@ -612,7 +613,7 @@ impl Maker<'_> {
         evaluations.retain(|_| !self.dice.one_in(4));
         let mut allocations: Vec<_> = self.state.allocations.iter().map(|row| row.id).collect();
         allocations.retain(|_| !self.dice.one_in(4));
-        Command::CollectGarbage(CollectGarbage {
+        Command::from(CollectGarbage {
             cutoffs: Cutoffs {
                 evaluations: before,
                 batch_evaluations: before,
@@ -911,11 +912,16 @@ impl Twins {
             return;
         }
         self.taken += 1;
-        if let Command::RegisterNode(RegisterNode { instance: Some(_), .. }) = &proposal.command {
+        if let Command::Node(NodeCommand::RegisterNode(RegisterNode {
+            instance: Some(_), ..
+        })) = &proposal.command
+        {
             self.bound += 1;
         }
-        if let (Command::ApplyPlans(ApplyPlans { plans }), Reply::Plans(verdicts)) =
-            (&proposal.command, &applied.reply)
+        if let (
+            Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })),
+            Reply::Plans(verdicts),
+        ) = (&proposal.command, &applied.reply)
         {
             assert_eq!(plans.len(), verdicts.len());
             for (plan, verdict) in plans.iter().zip(verdicts) {

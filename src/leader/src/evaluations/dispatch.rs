@@ -360,6 +360,7 @@ mod tests {
     use crate::testing::{
         allocation, evaluation, job_key, job_that_asks, name_of, named, node, put_allocation,
     };
+    use fsm::command::EvaluationCommand;
 
     const NOW: u64 = 1_000_000;
     const AGAIN: u64 = NOW + limits::CANCEL_RETRY_MS;
@@ -431,7 +432,10 @@ mod tests {
             self.dispatch.step(now, &self.state, &mut || [9; 16], &mut stepped);
             let mut names = Vec::new();
             for command in stepped.commands {
-                let Command::UpdateEvaluations(UpdateEvaluations { updates }) = command else {
+                let Command::Evaluation(EvaluationCommand::UpdateEvaluations(UpdateEvaluations {
+                    updates,
+                })) = command
+                else {
                     panic!("unexpected {command:?}")
                 };
                 names.extend(updates.iter().map(|update| name_of(update.id.0)));

@@ -71,7 +71,7 @@ fn cancel(
 }
 
 fn command(updates: Vec<EvaluationUpdate>) -> Option<Command> {
-    (!updates.is_empty()).then_some(Command::UpdateEvaluations(UpdateEvaluations { updates }))
+    (!updates.is_empty()).then_some(Command::from(UpdateEvaluations { updates }))
 }
 
 #[cfg(test)]
@@ -80,6 +80,7 @@ mod tests {
 
     use super::*;
     use crate::testing::{evaluation, job, named};
+    use fsm::command::EvaluationCommand;
 
     fn state_of(rows: impl IntoIterator<Item = Evaluation>) -> State {
         let mut state = State::default();
@@ -96,7 +97,9 @@ mod tests {
 
     fn updates(command: Option<Command>) -> Vec<EvaluationUpdate> {
         match command {
-            Some(Command::UpdateEvaluations(UpdateEvaluations { updates })) => updates,
+            Some(Command::Evaluation(EvaluationCommand::UpdateEvaluations(
+                UpdateEvaluations { updates },
+            ))) => updates,
             other => panic!("unexpected {other:?}"),
         }
     }

@@ -97,7 +97,7 @@ impl Machine for DeploymentWatch {
             }
         }
         if !ids.is_empty() {
-            stepped.commands.push(Command::ExpireDeployments(ExpireDeployments { ids }));
+            stepped.commands.push(Command::from(ExpireDeployments { ids }));
         }
     }
 
@@ -159,7 +159,7 @@ mod tests {
         let due = placed + 115_000;
         assert_eq!(machine.next_deadline(), Some(due));
         assert_eq!(step(&mut machine, due - 1, &driver.state), []);
-        let expire = Command::ExpireDeployments(ExpireDeployments { ids: vec![ID] });
+        let expire = Command::from(ExpireDeployments { ids: vec![ID] });
         assert_eq!(step(&mut machine, due, &driver.state), std::slice::from_ref(&expire));
         assert_eq!(step(&mut machine, due + 1, &driver.state), []);
         let again = due + limits::DUE_RETRY_MS;

@@ -106,7 +106,7 @@ impl Batch {
     fn command(self, cutoffs: Cutoffs) -> Option<Command> {
         let found = self.len() > 0;
         let Self { jobs, allocations, evaluations, deployments, classes } = self;
-        found.then_some(Command::CollectGarbage(CollectGarbage {
+        found.then_some(Command::from(CollectGarbage {
             cutoffs,
             jobs,
             allocations,
@@ -336,6 +336,7 @@ mod tests {
     };
 
     use super::*;
+    use fsm::command::UpkeepCommand;
 
     const HOUR_MS: u64 = 60 * 60_000;
 
@@ -414,7 +415,7 @@ mod tests {
         let keep_node_life = false;
         let change =
             SetSchedulerConfiguration { configuration, keep_node_life, enforce_index: None };
-        Command::SetSchedulerConfiguration(change)
+        Command::from(change)
     }
 
     /// An allocation is collected also when an operator has deleted its evaluation.
@@ -424,7 +425,7 @@ mod tests {
         let id = ended(&mut driver, "t");
         driver.accept(pausing_broker(true));
         let ids = driver.state.evaluations().iter().map(|row| row.id).collect();
-        driver.accept(Command::DeleteEvaluations(DeleteEvaluations { ids }));
+        driver.accept(Command::from(DeleteEvaluations { ids }));
         driver.accept(pausing_broker(false));
         assert!(driver.state.evaluations().is_empty() && driver.state.allocations().contains(&id));
         let start = driver.now;
@@ -454,8 +455,10 @@ mod tests {
         let mut named = std::collections::BTreeSet::new();
         let mut at = now;
         for _ in 0..=count / limits::GC_BATCH_MAX + 2 {
-            if let Some(Command::CollectGarbage(CollectGarbage { evaluations, .. })) =
-                collector.poll(at, &state)
+            if let Some(Command::Upkeep(UpkeepCommand::CollectGarbage(CollectGarbage {
+                evaluations,
+                ..
+            }))) = collector.poll(at, &state)
             {
                 assert!(evaluations.len() <= limits::GC_BATCH_MAX, "{}", evaluations.len());
                 named.extend(evaluations);
@@ -504,7 +507,7 @@ mod tests {
         let (name, description) = ("release".into(), "".into());
         let mark = fsm::job::VersionMark::Tag { version: None, name, description };
         let job = fsm::testing::job_key(tagged);
-        driver.accept(Command::MarkJobVersion(fsm::job::MarkJobVersion { job, mark }));
+        driver.accept(Command::from(fsm::job::MarkJobVersion { job, mark }));
         let start = driver.now;
         let config = GcConfig { children_max: 3, ..GcConfig::default() };
         let mut collector = GarbageCollector::new(config);
@@ -528,7 +531,11 @@ mod tests {
         family(&mut driver, count);
         let commands = GarbageCollector::forced(driver.now, &driver.state);
         let named = |command: &Command| {
-            if let Command::CollectGarbage(command) = command { command.jobs.len() } else { 0 }
+            if let Command::Upkeep(UpkeepCommand::CollectGarbage(command)) = command {
+                command.jobs.len()
+            } else {
+                0
+            }
         };
         let named: Vec<usize> = commands.iter().map(named).collect();
         assert_eq!(named.iter().sum::<usize>(), count as usize);

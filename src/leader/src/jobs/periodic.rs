@@ -279,7 +279,7 @@ impl Machine for PeriodicWatch {
         }
         for launches in launches.chunks(fsm::limits::LAUNCHES_MAX) {
             let launches = launches.to_vec();
-            stepped.commands.push(Command::LaunchPeriodic(LaunchPeriodic { launches }));
+            stepped.commands.push(Command::from(LaunchPeriodic { launches }));
         }
         self.next_at = self.deadline(now);
     }

@@ -75,7 +75,7 @@ impl Machine for RunWatch {
         }
         self.fires_at = Some(now.saturating_add(limits::DUE_RETRY_MS));
         self.asked.extend(&ids);
-        stepped.commands.push(Command::ExpireRuns(ExpireRuns { ids }));
+        stepped.commands.push(Command::from(ExpireRuns { ids }));
     }
 
     fn next_deadline(&self) -> Option<u64> {
@@ -95,6 +95,7 @@ mod tests {
     };
 
     use super::*;
+    use fsm::command::AllocationCommand;
 
     fn step(machine: &mut RunWatch, now: u64, state: &State) -> Vec<Command> {
         let mut stepped = Stepped::default();
@@ -133,7 +134,9 @@ mod tests {
         other.restore(due_at - 1, &driver.state);
         assert!(step(&mut other, due_at - 1, &driver.state).is_empty());
         let commands = step(&mut other, due_at, &driver.state);
-        let [Command::ExpireRuns(command)] = &commands[..] else { panic!("{commands:?}") };
+        let [Command::Allocation(AllocationCommand::ExpireRuns(command))] = &commands[..] else {
+            panic!("{commands:?}")
+        };
         assert_eq!(command.ids, [first]);
         assert!(step(&mut other, due_at + 1, &driver.state).is_empty(), "it is under way");
         assert_eq!(step(&mut other, due_at + limits::DUE_RETRY_MS, &driver.state).len(), 1);

@@ -127,7 +127,7 @@ impl NodeDeadlines {
                 }
                 Due::Reap if state.why_not_reaped(node, now).is_none() => {
                     self.reaped.1 += 1;
-                    commands.push(Command::ReapNode(ReapNode {
+                    commands.push(Command::from(ReapNode {
                         node: id,
                         incarnation: Some(node.incarnation),
                         force: false,
@@ -138,10 +138,10 @@ impl NodeDeadlines {
             }
         }
         if !late.is_empty() {
-            commands.push(Command::SuspendLateNodes(SuspendLateNodes { nodes: late }));
+            commands.push(Command::from(SuspendLateNodes { nodes: late }));
         }
         if !over.is_empty() {
-            commands.push(Command::EndSuspensions(EndSuspensions { nodes: over }));
+            commands.push(Command::from(EndSuspensions { nodes: over }));
         }
         commands
     }
@@ -205,7 +205,7 @@ mod tests {
         let mut machine = machine(&state);
         assert_eq!(machine.next_deadline(), Some(1_000));
         assert_eq!(machine.poll(999, &state), []);
-        let suspend = Command::SuspendLateNodes(SuspendLateNodes { nodes: vec![id("a")] });
+        let suspend = Command::from(SuspendLateNodes { nodes: vec![id("a")] });
         assert_eq!(machine.poll(1_000, &state), std::slice::from_ref(&suspend));
         let mut refused = initializing("a", 1_000);
         refused.modify_index = 5;
@@ -236,7 +236,7 @@ mod tests {
         let mut machine = machine(&state);
         assert_eq!(machine.next_deadline(), Some(500), "no readiness while suspended");
         let nodes = vec![id("a"), id("b")];
-        assert_eq!(machine.poll(800, &state), [Command::EndSuspensions(EndSuspensions { nodes })]);
+        assert_eq!(machine.poll(800, &state), [Command::from(EndSuspensions { nodes })]);
         assert_eq!(machine.next_deadline(), Some(900));
     }
 
@@ -255,7 +255,7 @@ mod tests {
         ended.client = fsm::ClientStatus::Lost;
         put_allocation(&mut state, ended);
         let retry = due + limits::DUE_RETRY_MS;
-        let reap = Command::ReapNode(ReapNode {
+        let reap = Command::from(ReapNode {
             node: id("a"),
             incarnation: Some(1),
             force: false,

@@ -108,7 +108,7 @@ impl Drainer {
         let more = pass.migrate.len() > limits::MIGRATIONS_BATCH_MAX;
         let pause_ms = if more { limits::DRAIN_COALESCE_MS } else { limits::DUE_RETRY_MS };
         self.due_by(now + pause_ms);
-        Some(Command::AdvanceDrains(AdvanceDrains {
+        Some(Command::from(AdvanceDrains {
             migrate: pass.migrate.into_iter().take(limits::MIGRATIONS_BATCH_MAX).collect(),
             complete: pass.complete,
             evaluation_ids: Vec::new(),

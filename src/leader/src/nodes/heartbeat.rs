@@ -176,7 +176,7 @@ impl Heartbeats {
     /// The command for what [`Self::poll`] gave. `apply` makes the ids of its evaluations.
     pub fn command(&self, changes: Vec<LivenessChange>) -> Command {
         let window_ms = self.loss_window_ms();
-        Command::NodeLiveness(NodeLiveness { changes, window_ms, evaluation_ids: Vec::new() })
+        Command::from(NodeLiveness { changes, window_ms, evaluation_ids: Vec::new() })
     }
 
     /// Nodes that go silent in one moment are all missed within this, ms.

@@ -69,7 +69,7 @@ impl Machine for MassLossWatch {
             return;
         };
         let pause_ms = if state.is_mass_loss_over(loss, now) {
-            stepped.commands.push(Command::EndMassLoss(EndMassLoss { by: None }));
+            stepped.commands.push(Command::from(EndMassLoss { by: None }));
             limits::DUE_RETRY_MS
         } else {
             limits::MASS_LOSS_LOOK_MS
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(step(&mut machine, 1_100, &half).commands, []);
         let back = state([down("a"), node("b"), node("c"), node("d")], None);
         assert_eq!(step(&mut machine, 1_200, &back).commands, [], "not before the second is over");
-        let end = Command::EndMassLoss(EndMassLoss { by: None });
+        let end = Command::from(EndMassLoss { by: None });
         assert_eq!(step(&mut machine, 2_100, &back).commands, std::slice::from_ref(&end));
         assert_eq!(step(&mut machine, 3_100, &back).commands, []);
         let again = 2_100 + limits::DUE_RETRY_MS;

@@ -143,12 +143,13 @@ mod tests {
         limits,
         testing::{node, state_of_nodes},
     };
+    use fsm::command::NodeCommand;
 
     fn reaped(watch: &mut NodeWatch, now: u64, state: &State) -> Vec<NodeId> {
         let mut stepped = Stepped::default();
         watch.step(now, state, &mut || [0; 16], &mut stepped);
         let node_of = |command: &Command| {
-            let Command::ReapNode(ReapNode { node, .. }) = command else {
+            let Command::Node(NodeCommand::ReapNode(ReapNode { node, .. })) = command else {
                 panic!("unexpected {command:?}")
             };
             *node

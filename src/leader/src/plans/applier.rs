@@ -213,7 +213,7 @@ impl<R> PlanApplier<R> {
         let plans = entry.iter().map(|one| Arc::clone(&one.plan)).collect();
         self.number += 1;
         self.in_flight.push_back(InFlight { number: self.number, plans: entry });
-        Next::Propose(Command::ApplyPlans(ApplyPlans { plans }))
+        Next::Propose(Command::from(ApplyPlans { plans }))
     }
 
     /// The lowest index of the local state that a parked plan waits for.

@@ -3,6 +3,7 @@
 use fsm::{
     Liveness, Node, NodeId,
     node::{Health, MassLoss, MassLossEnd, SuspendReason, Suspension, Tombstone},
+    upkeep::Tick,
 };
 
 use super::*;
@@ -233,7 +234,7 @@ fn found_of_strike(failures: &[(u64, &str)]) -> Vec<Broken> {
     let (mut driver, _) = running();
     driver.node_life(|life| (life.strike_failures, life.strike_window_ms) = (2, 1_000));
     driver.at_ms(10_000);
-    driver.accept(Command::Tick);
+    driver.accept(Command::from(Tick));
     let now = driver.state.at();
     let mut strikes = Strikes::default();
     for (ago_ms, job) in failures {
@@ -261,7 +262,7 @@ fn i50_more_strikes_than_windows_between_two_states_are_found() {
     driver.node_life(|life| (life.strike_failures, life.strike_window_ms) = (1, 1_000));
     let before = driver.state.clone();
     driver.at_ms(1_000);
-    driver.accept(Command::Tick);
+    driver.accept(Command::from(Tick));
     let now = driver.state.at();
     let mut strikes = Strikes::default();
     strikes.failed(testing::node_id("n1"), now, testing::job_key("web"));

@@ -666,7 +666,7 @@ fn registered(driver: &mut Driver, version: u64, reverts_to: Option<u64>) -> Com
     let key = (job_key(&child_id(0)), create_index, version);
     let kept = driver.state.job_versions().get(&key).unwrap().clone();
     let evaluation = driver.evaluation_id();
-    Command::RegisterJob(RegisterJob {
+    Command::from(RegisterJob {
         reverts_to,
         stop: kept.stop,
         ..RegisterJob::new(Arc::clone(&kept.spec), evaluation)

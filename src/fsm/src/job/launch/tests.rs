@@ -1,7 +1,7 @@
 //! Launches: each due time has one child or is counted, whoever asks and how often.
 
 use crate::{
-    command::{Command, Rejection, Reply},
+    command::{Command, JobCommand, Rejection, Reply},
     evaluation::{EvaluationStatus, Trigger},
     job::{
         ForcePeriodic, Job, JobKind, JobSpec, JobStatus, Launch, LaunchPeriodic, Launches,
@@ -215,7 +215,7 @@ fn due_times_count_from_the_wall_clock_of_the_registration() {
     let mut stamped = |now_s, zone: &str| {
         let spec = periodic("t", |block| block.time_zone = zone.into());
         let mut command = register(spec, driver.evaluation_id());
-        if let Command::RegisterJob(command) = &mut command {
+        if let Command::Job(JobCommand::RegisterJob(command)) = &mut command {
             command.now_s = now_s;
         }
         driver.accept(command);

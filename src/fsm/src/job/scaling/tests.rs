@@ -184,7 +184,7 @@ fn a_registration_keeps_counts_when_it_is_asked_to() {
         spec.meta.insert("a".into(), "b".into());
         let evaluation = driver.evaluation_id();
         let reply = driver
-            .commit(Command::RegisterJob(RegisterJob {
+            .commit(Command::from(RegisterJob {
                 preserve_counts,
                 ..RegisterJob::new(Arc::new(spec), evaluation)
             }))

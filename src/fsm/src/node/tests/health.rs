@@ -173,7 +173,7 @@ fn a_late_node_is_suspended_until_its_first_success() {
     let mut driver = Driver::default();
     let a = driver.register_node("a");
     let deadline_ms = driver.state.node_life().ready_deadline_ms;
-    let late = Command::SuspendLateNodes(SuspendLateNodes { nodes: vec![a] });
+    let late = Command::from(SuspendLateNodes { nodes: vec![a] });
     driver.readiness_as("a", Readiness::Retry, "no disk");
     driver.at_ms(deadline_ms - 1);
     driver.accept(late.clone());
@@ -227,7 +227,7 @@ fn a_fatal_check_waits_for_time_or_a_person() {
         assert!(!driver.node_row("a").wants_check());
         driver.readiness("a", Readiness::Ok);
         assert_eq!(suspension(driver, "a"), expected);
-        driver.accept(Command::UnsuspendNode(UnsuspendNode {
+        driver.accept(Command::from(UnsuspendNode {
             node: node_id("b"),
             by: "alice@web1".into(),
             reason: "memory replaced".into(),
@@ -258,7 +258,7 @@ fn an_operator_suspends_and_lifts() {
             assert_eq!(driver.node_row(name).strikes, 0);
         }
         driver.at_seconds(10);
-        driver.accept(Command::SuspendNode(SuspendNode {
+        driver.accept(Command::from(SuspendNode {
             node: node_id("a"),
             by: "alice@web1".into(),
             reason: "fan".into(),
@@ -276,7 +276,7 @@ fn an_operator_suspends_and_lifts() {
         assert_eq!(free(driver), ["a"]);
         let lift = |name| {
             let (by, reason) = ("alice@web1".into(), "".into());
-            Command::UnsuspendNode(UnsuspendNode { node: node_id(name), by, reason })
+            Command::from(UnsuspendNode { node: node_id(name), by, reason })
         };
         driver.accept(lift("b"));
         assert_eq!(driver.node_row("b").liveness, Liveness::Initializing);
@@ -345,7 +345,7 @@ fn late_readiness_reports_are_ignored() {
         let (reason, evaluation_ids) = ("late".into(), Vec::new());
         let report =
             NodeReadiness { node, incarnation, readiness, reason, sequence, evaluation_ids };
-        Command::NodeReadiness(report)
+        Command::from(report)
     };
     driver.accept(report(1, Readiness::Ok, 2_000));
     driver.accept(report(1, Readiness::Retry, 1_999));
@@ -388,7 +388,7 @@ fn offline_outlives_a_drain() {
             if disabled {
                 driver.eligibility("a", false);
             }
-            let end = Command::SetDrain(SetDrain {
+            let end = Command::from(SetDrain {
                 node,
                 drain: None,
                 mark_eligible: true,
@@ -414,7 +414,7 @@ fn a_full_table_keeps_ineligible_nodes() {
     for number in 0..limits::OFFLINE_NODES_MAX {
         driver.eligibility(&format!("n{number}"), false);
     }
-    let more = Command::SetEligibility(SetEligibility {
+    let more = Command::from(SetEligibility {
         node: node_id("more"),
         eligible: false,
         by: "".into(),
@@ -467,7 +467,7 @@ fn a_late_copy_of_a_success_is_no_new_check() {
     let node = driver.node("a");
     let (reason, evaluation_ids) = ("".into(), Vec::new());
     let (readiness, sequence) = (Readiness::Ok, 5_000);
-    let report = Command::NodeReadiness(NodeReadiness {
+    let report = Command::from(NodeReadiness {
         node,
         incarnation: 1,
         readiness,
@@ -478,7 +478,7 @@ fn a_late_copy_of_a_success_is_no_new_check() {
     driver.accept(report.clone());
     driver.suspend("a", None);
     let (by, reason) = ("operator".into(), "".into());
-    driver.accept(Command::UnsuspendNode(UnsuspendNode { node, by, reason }));
+    driver.accept(Command::from(UnsuspendNode { node, by, reason }));
     driver.accept(report);
     assert_eq!(driver.node_row("a").liveness, Liveness::Initializing);
 }

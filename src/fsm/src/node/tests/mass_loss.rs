@@ -18,7 +18,7 @@ fn lose(driver: &mut Driver, names: &[&str]) {
 }
 
 fn end(by: Option<&str>) -> Command {
-    Command::EndMassLoss(EndMassLoss { by: by.map(Into::into) })
+    Command::from(EndMassLoss { by: by.map(Into::into) })
 }
 
 /// SC-23: when a large share of the nodes goes silent at once, that is said, and none is reaped

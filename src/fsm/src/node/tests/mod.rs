@@ -26,6 +26,7 @@ use crate::{
         AFFINITY, Driver, GROUP, START_MS, description, job, job_key, job_with_key, node_id, rows,
     },
     tests::with_leader_changes,
+    upkeep::Tick,
 };
 
 fn names(nodes: impl Iterator<Item = impl AsRef<crate::node::Node>>) -> Vec<String> {
@@ -139,7 +140,7 @@ fn an_offlined_node_gets_no_work_and_keeps_its_task() {
         driver.at_seconds(5);
         driver.eligibility("a", false);
         assert_eq!(*driver.node_row("a"), once, "offlined once only");
-        driver.accept(Command::SetEligibility(SetEligibility {
+        driver.accept(Command::from(SetEligibility {
             node: a,
             eligible: false,
             by: "alice@web1".into(),
@@ -189,7 +190,7 @@ fn nodes_wait_for_their_readiness_check() {
 
         driver.readiness("a", Readiness::Ok);
         driver.at_ms(250);
-        driver.accept(Command::Tick);
+        driver.accept(Command::from(Tick));
         assert_eq!(driver.state.at, START_MS + 250);
         assert_eq!(free(driver), ["a"]);
         assert_eq!(waiting(driver), 3);
@@ -555,7 +556,7 @@ fn another_identity_is_another_incarnation_and_loses_what_ran() {
     let open = driver.open_evaluations("t");
     assert!(open.iter().any(|id| driver.evaluation(*id).node == Some(a)), "{open:?}");
     let evaluation_ids = Vec::new();
-    let old = Command::NodeReadiness(NodeReadiness {
+    let old = Command::from(NodeReadiness {
         node: a,
         incarnation: 1,
         readiness: Readiness::Ok,
@@ -565,7 +566,7 @@ fn another_identity_is_another_incarnation_and_loses_what_ran() {
     });
     assert_eq!(driver.reject(old), Rejection::StaleIncarnation);
     assert_eq!(
-        driver.reject(Command::RegisterNode(RegisterNode {
+        driver.reject(Command::from(RegisterNode {
             instance: None,
             node: a,
             secret: [8; 16],
@@ -661,7 +662,7 @@ fn a_drain_makes_ineligible_and_stays_so() {
         driver.drain("a", true);
         assert!(driver.node_row("a").eligibility.ineligible);
         assert!(driver.open_evaluations("t").len() > 1);
-        let eligible = Command::SetEligibility(SetEligibility {
+        let eligible = Command::from(SetEligibility {
             node: a,
             eligible: true,
             by: "operator".into(),
@@ -671,18 +672,15 @@ fn a_drain_makes_ineligible_and_stays_so() {
         assert!(matches!(driver.reject(eligible), Rejection::Invalid(_)));
 
         let evaluation_ids = vec![driver.evaluation_id()];
-        let advance = Command::AdvanceDrains(AdvanceDrains {
-            migrate: vec![t],
-            complete: vec![],
-            evaluation_ids,
-        });
+        let advance =
+            Command::from(AdvanceDrains { migrate: vec![t], complete: vec![], evaluation_ids });
         driver.accept(advance.clone());
         assert!(driver.allocation(t).transition.migrate);
         let before = rows(&driver.state);
         driver.accept(advance);
         assert_eq!(rows(&driver.state), before, "marked once");
 
-        let complete = Command::AdvanceDrains(AdvanceDrains {
+        let complete = Command::from(AdvanceDrains {
             migrate: vec![],
             complete: vec![a],
             evaluation_ids: vec![],
@@ -714,7 +712,7 @@ fn a_drain_tells_how_it_began_and_ended() {
     let mut driver = Driver::default();
     let a = driver.node("a");
     let drain = |deadline_at: Option<u64>, force: bool| {
-        Command::SetDrain(SetDrain {
+        Command::from(SetDrain {
             node: a,
             drain: Some(crate::node::Drain {
                 started_at: 0,
@@ -729,11 +727,8 @@ fn a_drain_tells_how_it_began_and_ended() {
             evaluation_ids: Vec::new(),
         })
     };
-    let complete = Command::AdvanceDrains(AdvanceDrains {
-        migrate: vec![],
-        complete: vec![a],
-        evaluation_ids: vec![],
-    });
+    let complete =
+        Command::from(AdvanceDrains { migrate: vec![], complete: vec![a], evaluation_ids: vec![] });
     let told = |driver: &Driver, last: usize| -> Vec<(String, bool)> {
         let events = &driver.node_row("a").events;
         let told = events.iter().rev().take(last);
@@ -768,7 +763,7 @@ fn a_drain_in_place_of_another_does_not_end_with_it() {
     let t = driver.run("t", 0, a);
     assert!(driver.allocation(t).per_node);
     let drain = |ignore_system| {
-        Command::SetDrain(SetDrain {
+        Command::from(SetDrain {
             node: a,
             drain: Some(crate::node::Drain {
                 started_at: 0,
@@ -783,11 +778,8 @@ fn a_drain_in_place_of_another_does_not_end_with_it() {
             evaluation_ids: Vec::new(),
         })
     };
-    let complete = Command::AdvanceDrains(AdvanceDrains {
-        migrate: vec![],
-        complete: vec![a],
-        evaluation_ids: vec![],
-    });
+    let complete =
+        Command::from(AdvanceDrains { migrate: vec![], complete: vec![a], evaluation_ids: vec![] });
     driver.accept(drain(true));
     driver.accept(drain(false));
     driver.accept(complete.clone());
@@ -811,7 +803,7 @@ fn eligibility_and_ends_are_capacity_gains() {
     };
     driver.eligibility("a", false);
     let before = gain(&driver);
-    let eligible = Command::SetEligibility(SetEligibility {
+    let eligible = Command::from(SetEligibility {
         node: a,
         eligible: true,
         by: "".into(),
@@ -840,7 +832,7 @@ fn a_node_that_comes_back_with_other_words_about_itself_is_a_capacity_gain() {
     for change in changes {
         let mut description = (*driver.node_row("a").description).clone();
         change(&mut description);
-        let command = Command::RegisterNode(RegisterNode {
+        let command = Command::from(RegisterNode {
             instance: None,
             node: a,
             secret: [7; 16],
@@ -891,7 +883,7 @@ fn a_drains_deadline_counts_from_log_time() {
             cancelable: false,
         };
         let (mark_eligible, evaluation_ids) = (false, Vec::new());
-        Command::SetDrain(SetDrain {
+        Command::from(SetDrain {
             node,
             drain: Some(drain),
             mark_eligible,
@@ -916,7 +908,7 @@ fn another_start_is_refused_while_the_first_lives() {
         let mut description = description("a");
         description.http_address = format!("10.0.0.{nonce}:4646").into();
         description.start = AgentStart { nonce: [nonce; 16], rival: rival.into() };
-        driver.commit(Command::RegisterNode(RegisterNode {
+        driver.commit(Command::from(RegisterNode {
             node: node_id("a"),
             secret: [1; 16],
             identity: [1; 16],

@@ -95,7 +95,7 @@ fn preemption_that_is_allowed_is_a_gain_of_every_node() {
     let mut gains_when = |preemption: Preemption| {
         let configuration =
             SchedulerConfiguration { preemption, ..SchedulerConfiguration::default() };
-        driver.accept(Command::SetSchedulerConfiguration(SetSchedulerConfiguration {
+        driver.accept(Command::from(SetSchedulerConfiguration {
             configuration,
             keep_node_life: true,
             enforce_index: None,

@@ -93,7 +93,7 @@ pub(super) fn pin(golden: &mut Golden) {
 /// In the order of the enum.
 pub(super) fn commands() -> Vec<Command> {
     vec![
-        Command::SetRequirements(SetRequirements {
+        Command::from(SetRequirements {
             words: vec![Requirements {
                 source: "lb1".into(),
                 epoch: 1,
@@ -102,11 +102,11 @@ pub(super) fn commands() -> Vec<Command> {
                 amounts: BTreeMap::from([("web".into(), 4)]),
             }],
         }),
-        Command::ExpireRequirements(ExpireRequirements {
+        Command::from(ExpireRequirements {
             sources: vec!["lb1".into()],
             groups: vec!["web".into()],
         }),
-        Command::DecideCapacity(DecideCapacity {
+        Command::from(DecideCapacity {
             decisions: vec![DecidedCapacity {
                 group: "web".into(),
                 desired: 1,
@@ -115,7 +115,7 @@ pub(super) fn commands() -> Vec<Command> {
                 requirements_index: 4,
             }],
         }),
-        Command::MoveMembers(MoveMembers {
+        Command::from(MoveMembers {
             group: "web".into(),
             decision_index: 1,
             drain: vec![InstanceId([21; 16])],

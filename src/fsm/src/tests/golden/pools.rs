@@ -189,23 +189,20 @@ pub(super) fn commands() -> Vec<Command> {
         kind: "small".into(),
     };
     vec![
-        Command::UpsertInstancePool(UpsertInstancePool {
-            pool: pool().into(),
-            enforce_index: Some(17),
-        }),
-        Command::DeleteInstancePool(DeleteInstancePool { name: "gpu".into() }),
-        Command::PauseInstancePool(PauseInstancePool {
+        Command::from(UpsertInstancePool { pool: pool().into(), enforce_index: Some(17) }),
+        Command::from(DeleteInstancePool { name: "gpu".into() }),
+        Command::from(PauseInstancePool {
             name: "gpu".into(),
             pause: true,
             by: "alice".into(),
             reason: "repair".into(),
         }),
-        Command::RequestInstances(RequestInstances {
+        Command::from(RequestInstances {
             pool: "gpu".into(),
             pool_modify_index: 6,
             intents: vec![intent],
         }),
-        Command::InstanceOutcome(InstanceOutcome {
+        Command::from(InstanceOutcome {
             id: ID,
             provider: "local".into(),
             pool: "gpu".into(),
@@ -217,7 +214,7 @@ pub(super) fn commands() -> Vec<Command> {
                 detail: "quota".into(),
             },
         }),
-        Command::ObserveInstances(ObserveInstances {
+        Command::from(ObserveInstances {
             provider: "local".into(),
             epoch: 19,
             scope: "host".into(),
@@ -227,7 +224,7 @@ pub(super) fn commands() -> Vec<Command> {
             missing: vec![InstanceId([23; 16])],
             evaluation_ids: evaluation_ids.clone(),
         }),
-        Command::SetInstanceBehavior(SetInstanceBehavior {
+        Command::from(SetInstanceBehavior {
             id: ID,
             behavior: Behavior::Hold,
             deadline_ms: Some(16),
@@ -235,33 +232,29 @@ pub(super) fn commands() -> Vec<Command> {
             reason: "look".into(),
             evaluation_ids: evaluation_ids.clone(),
         }),
-        Command::ShutDownInstance(ShutDownInstance {
+        Command::from(ShutDownInstance {
             id: ID,
             cause: ShutdownCause::ProbeFailed,
             reason: "down".into(),
             by: "alice".into(),
             evaluation_ids: evaluation_ids.clone(),
         }),
-        Command::DestroyOutcome(DestroyOutcome {
+        Command::from(DestroyOutcome {
             id: ID,
             provider_id: "i-1".into(),
             gone: false,
             error: "busy".into(),
             evaluation_ids,
         }),
-        Command::NoteInstance(NoteInstance {
-            id: ID,
-            address: "127.0.0.1".into(),
-            words: "boots".into(),
-        }),
-        Command::NoteUnhelped(NoteUnhelped {
+        Command::from(NoteInstance { id: ID, address: "127.0.0.1".into(), words: "boots".into() }),
+        Command::from(NoteUnhelped {
             job: job_key("t"),
             job_modify_index: 24,
             pool: "gpu".into(),
             pool_modify_index: 25,
             types: vec!["small".into()],
         }),
-        Command::LimitPool(LimitPool {
+        Command::from(LimitPool {
             pool: "gpu".into(),
             class: LimitClass::Fatal,
             for_ms: 26,
@@ -272,7 +265,7 @@ pub(super) fn commands() -> Vec<Command> {
 
 /// At the end of the enum.
 pub(super) fn note_provider() -> Command {
-    Command::NoteProvider(NoteProvider {
+    Command::from(NoteProvider {
         provider: "local".into(),
         failing: "list".into(),
         error: "fatal: token".into(),

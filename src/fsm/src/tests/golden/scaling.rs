@@ -39,7 +39,7 @@ pub(super) fn row() -> GroupScaling {
 }
 
 pub(super) fn command() -> Command {
-    Command::ScaleJob(ScaleJob {
+    Command::from(ScaleJob {
         job: job_key("t"),
         group: "web".into(),
         count: Some(4),

@@ -92,15 +92,15 @@ impl Maker<'_> {
             0..4 => {
                 let count = if self.dice.one_in(3) { 3 } else { 1 };
                 let words = (0..count).map(|_| self.word()).collect();
-                Command::SetRequirements(SetRequirements { words })
+                Command::from(SetRequirements { words })
             }
-            4 => Command::ExpireRequirements(ExpireRequirements {
+            4 => Command::from(ExpireRequirements {
                 sources: vec!["lb1".into(), "lb3".into(), "nobody".into()],
                 groups: vec![self.group()],
             }),
             5..8 => {
                 let decisions = (0..=self.dice.below(2)).map(|_| self.decision()).collect();
-                Command::DecideCapacity(DecideCapacity { decisions })
+                Command::from(DecideCapacity { decisions })
             }
             _ => {
                 let group = self.group();
@@ -112,7 +112,7 @@ impl Maker<'_> {
                     members.iter().filter(|_| dice.one_in(2)).copied().collect::<Vec<_>>()
                 };
                 let (drain, take_back) = (some(self.dice), some(self.dice));
-                Command::MoveMembers(MoveMembers {
+                Command::from(MoveMembers {
                     group,
                     decision_index: decision.map_or(0, |decision| decision.index),
                     drain,

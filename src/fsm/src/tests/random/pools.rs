@@ -50,7 +50,7 @@ impl Maker<'_> {
         if self.dice.one_in(9) {
             token = [0; 16];
         }
-        Command::RegisterNode(RegisterNode {
+        Command::from(RegisterNode {
             instance: Some(InstanceProof { id, token }),
             node,
             secret: known.as_ref().map_or([7; 16], |node| node.secret),
@@ -111,7 +111,7 @@ impl Maker<'_> {
         let present = (0..self.dice.below(3)).map(|_| self.seen()).collect();
         let missing = (0..self.dice.below(4)).map(|_| self.instance()).collect();
         let last = self.state.provider_lists.get(&provider).map_or(0, |list| list.epoch);
-        Command::ObserveInstances(ObserveInstances {
+        Command::from(ObserveInstances {
             provider,
             epoch: last + self.dice.below(4),
             scope: self.dice.choose(&["host".into(), "host".into(), "other".into()]),
@@ -149,13 +149,7 @@ impl Maker<'_> {
         } else {
             CreateOutcome::Made { provider_id, address, scope: "host".into() }
         };
-        Command::InstanceOutcome(InstanceOutcome {
-            id,
-            provider: "local".into(),
-            pool,
-            kind,
-            outcome,
-        })
+        Command::from(InstanceOutcome { id, provider: "local".into(), pool, kind, outcome })
     }
 
     /// What the leader and the providers say.
@@ -180,7 +174,7 @@ impl Maker<'_> {
                     })
                     .collect();
                 let pool_modify_index = self.pool_modify_index(&pool);
-                Command::RequestInstances(RequestInstances { pool, pool_modify_index, intents })
+                Command::from(RequestInstances { pool, pool_modify_index, intents })
             }
             3..5 => self.created(),
             5..8 => self.register_instance(),
@@ -191,7 +185,7 @@ impl Maker<'_> {
             9 => {
                 let cause = self.dice.choose(&ShutdownCause::ALL);
                 let is_operator = cause == ShutdownCause::Operator;
-                Command::ShutDownInstance(ShutDownInstance {
+                Command::from(ShutDownInstance {
                     id: self.instance(),
                     cause,
                     reason: "over".into(),
@@ -203,7 +197,7 @@ impl Maker<'_> {
                 let id = self.instance();
                 let row = self.state.instances.get(&id);
                 let provider_id = row.map_or_else(Text::default, |row| row.provider_id.clone());
-                Command::DestroyOutcome(DestroyOutcome {
+                Command::from(DestroyOutcome {
                     id,
                     provider_id,
                     gone: !self.dice.one_in(3),
@@ -214,7 +208,7 @@ impl Maker<'_> {
             11 => {
                 let address = self.dice.choose(&["".into(), "127.0.0.2".into()]);
                 let words = "boots".into();
-                Command::NoteInstance(NoteInstance { id: self.instance(), address, words })
+                Command::from(NoteInstance { id: self.instance(), address, words })
             }
             12 => {
                 let pool = self.pool_name();
@@ -222,7 +216,7 @@ impl Maker<'_> {
                 let found = self.state.jobs.get(&job).map_or(0, |row| row.job_modify_index);
                 let pool_modify_index = self.pool_modify_index(&pool);
                 let types = vec!["small".into()];
-                Command::NoteUnhelped(NoteUnhelped {
+                Command::from(NoteUnhelped {
                     job,
                     job_modify_index: found,
                     pool,
@@ -230,7 +224,7 @@ impl Maker<'_> {
                     types,
                 })
             }
-            14 => Command::LimitPool(LimitPool {
+            14 => Command::from(LimitPool {
                 pool: self.pool_name(),
                 class: LimitClass::RateLimited,
                 for_ms: 5,
@@ -246,19 +240,16 @@ impl Maker<'_> {
         match self.dice.below(7) {
             0..3 => {
                 let enforce_index = self.dice.one_in(6).then(|| self.dice.below(9));
-                Command::UpsertInstancePool(UpsertInstancePool {
-                    pool: self.pool_row().into(),
-                    enforce_index,
-                })
+                Command::from(UpsertInstancePool { pool: self.pool_row().into(), enforce_index })
             }
-            3 => Command::DeleteInstancePool(DeleteInstancePool { name: self.pool_name() }),
-            4 => Command::PauseInstancePool(PauseInstancePool {
+            3 => Command::from(DeleteInstancePool { name: self.pool_name() }),
+            4 => Command::from(PauseInstancePool {
                 name: self.pool_name(),
                 pause: self.dice.one_in(3),
                 by,
                 reason: "look".into(),
             }),
-            _ => Command::SetInstanceBehavior(SetInstanceBehavior {
+            _ => Command::from(SetInstanceBehavior {
                 id: self.instance(),
                 behavior: self.dice.choose(&Behavior::ALL),
                 deadline_ms: None,

@@ -1,6 +1,7 @@
 //! The machine against the real state machine, with a clock that the test sets (D4).
 
 use fsm::{
+    command::JobCommand,
     job::{JobKind, JobSpec},
     testing::{Driver, START_MS, job, job_key, register},
 };
@@ -59,7 +60,7 @@ impl World {
         let evaluation = self.driver.evaluation_id();
         let key = spec.key.clone();
         let mut command = register(spec, evaluation);
-        if let Command::RegisterJob(command) = &mut command {
+        if let Command::Job(JobCommand::RegisterJob(command)) = &mut command {
             command.now_s = now_s;
         }
         self.driver.accept(command);
@@ -85,7 +86,9 @@ impl World {
         self.reports.append(&mut stepped.reports);
         self.looks += 1;
         let launches = stepped.commands.into_iter().flat_map(|command| {
-            let Command::LaunchPeriodic(command) = command else { panic!("{command:?}") };
+            let Command::Job(JobCommand::LaunchPeriodic(command)) = command else {
+                panic!("{command:?}")
+            };
             command.launches
         });
         launches.collect()

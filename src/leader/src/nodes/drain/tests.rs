@@ -3,6 +3,7 @@
 
 use fsm::{
     Deployment, DeploymentId, DeploymentStatus, DesiredStatus, Proposal, TaskState,
+    command::NodeCommand,
     deployment::{AllocationDeployment, AllocationHealth},
     node::AdvanceDrains,
     table::ChangeSet,
@@ -98,7 +99,9 @@ impl Cluster {
         };
         self.drainer.state_changed(now);
         assert_eq!(self.drainer.poll(look, &self.state), Some(command.clone()), "same state");
-        let Command::AdvanceDrains(AdvanceDrains { migrate, complete, .. }) = &command else {
+        let Command::Node(NodeCommand::AdvanceDrains(AdvanceDrains { migrate, complete, .. })) =
+            &command
+        else {
             panic!("unexpected {command:?}")
         };
         let names = migrate.iter().map(|id| name_of(id.0)).collect();
@@ -360,7 +363,8 @@ fn batches_are_bounded() {
     cluster.state.rebuild_derived();
     cluster.drainer.restore(0, &cluster.state);
     let command = cluster.drainer.poll(limits::DRAIN_COALESCE_MS, &cluster.state);
-    let Some(Command::AdvanceDrains(AdvanceDrains { migrate, .. })) = command else {
+    let Some(Command::Node(NodeCommand::AdvanceDrains(AdvanceDrains { migrate, .. }))) = command
+    else {
         panic!("nothing to do")
     };
     assert_eq!(migrate.len(), limits::MIGRATIONS_BATCH_MAX);

@@ -2,6 +2,7 @@
 
 use fsm::{
     EvaluationStatus, JobKind, Reply,
+    command::PlanCommand,
     plan::ApplyPlans,
     testing::{Driver, GROUP, job, outcome},
 };
@@ -73,7 +74,7 @@ fn plans_are_tried_on_top_of_each_other() {
     bench.submit(1, first);
     bench.submit(2, second);
     let command = bench.propose();
-    let Command::ApplyPlans(ApplyPlans { plans }) = &command else {
+    let Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })) = &command else {
         panic!("unexpected {command:?}")
     };
     assert_eq!(plans.len(), 1, "the second plan has nothing left");
@@ -107,13 +108,17 @@ fn an_unknown_outcome_stops_the_applier() {
     assert!(matches!(bench.next(0), Next::Idle), "the second outcome is not in");
     let outcome = bench.commit(second);
     bench.applier.settle(outcome);
-    let Command::ApplyPlans(ApplyPlans { plans }) = bench.propose() else { panic!("not plans") };
+    let Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })) = bench.propose() else {
+        panic!("not plans")
+    };
     assert_eq!(&*plans[0].job.id, "three");
     assert_eq!(bench.answers().len(), 1);
 }
 
 fn jobs_of(command: &Command) -> Vec<String> {
-    let Command::ApplyPlans(ApplyPlans { plans }) = command else { panic!("not plans") };
+    let Command::Plan(PlanCommand::ApplyPlans(ApplyPlans { plans })) = command else {
+        panic!("not plans")
+    };
     plans.iter().map(|plan| plan.job.id.to_string()).collect()
 }
 
