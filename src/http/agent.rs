@@ -1,24 +1,37 @@
 //! `/v1/agent/…`: this server as its operators see it.
 
-use axum::{Router, http::StatusCode, routing::get};
+use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view, writes};
+use super::{
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    route::{Route, Subject},
+    view,
+};
 use crate::{
     api::ReadMode,
     telemetry::{self, LevelError},
 };
+use fsm::right::Right;
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/agent/self", get(this))
-        .route("/v1/agent/members", get(members))
-        .route("/v1/agent/servers", get(servers))
-        .route("/v1/agent/join", writes(join))
-        .route("/v1/agent/force-leave", writes(force_leave))
-        .route("/v1/agent/health", get(health))
-        .route("/v1/agent/live", get(live))
-        .route("/v1/agent/log-level", get(log_level).put(set_log_level).post(set_log_level))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read("/v1/agent/self", Subject::Agent, Right::AgentRead, this),
+        Route::read("/v1/agent/members", Subject::Agent, Right::NodeRead, members),
+        Route::read("/v1/agent/servers", Subject::Agent, Right::AgentRead, servers),
+        // Nomad asks for nothing here; a server that joins is a change of the agent.
+        Route::write("/v1/agent/join", Subject::Agent, Right::AgentWrite, join),
+        Route::write("/v1/agent/force-leave", Subject::Agent, Right::AgentWrite, force_leave),
+        Route::read("/v1/agent/health", Subject::Agent, Right::Nothing, health),
+        // Nomad lacks it: as its health.
+        Route::read("/v1/agent/live", Subject::Agent, Right::Nothing, live),
+        // Nomad lacks it: as its monitor, which has the same lines, and as its configuration.
+        Route::read("/v1/agent/log-level", Subject::Agent, Right::AgentRead, log_level),
+        Route::write("/v1/agent/log-level", Subject::Agent, Right::AgentWrite, set_log_level),
+    ]
 }
 
 async fn this(call: Call) -> Result<Answer, Error> {

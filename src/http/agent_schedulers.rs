@@ -1,16 +1,24 @@
 //! `/v1/agent/schedulers…`: the scheduling workers of the server that is asked.
 
-use axum::{Router, routing::get};
-use fsm::{JobKind, limits::WORKERS_MAX};
+use fsm::{JobKind, limits::WORKERS_MAX, right::Right};
 use serde_json::{Value, json};
 
-use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, time};
+use super::{
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    route::{Route, Subject},
+    time,
+};
 use crate::api::{WorkerChange, WorkerInfo, WorkerSettings};
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/agent/schedulers", get(workers))
-        .route("/v1/agent/schedulers/config", get(settings).put(set).post(set))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read("/v1/agent/schedulers", Subject::Agent, Right::AgentRead, workers),
+        Route::read("/v1/agent/schedulers/config", Subject::Agent, Right::AgentRead, settings),
+        Route::write("/v1/agent/schedulers/config", Subject::Agent, Right::AgentWrite, set),
+    ]
 }
 
 async fn workers(call: Call) -> Result<Answer, Error> {

@@ -1,6 +1,5 @@
 //! Allocations: `/v1/allocations` and `/v1/allocation/ID…`.
 
-use axum::{Router, routing::get};
 use fsm::{
     AllocationId, Command, State,
     allocation::{Replacement, StopAllocation},
@@ -8,16 +7,24 @@ use fsm::{
 };
 use serde_json::json;
 
-use super::{Context, answer::Answer, call::Call, error::Error, list::IdPrefix, view, writes};
+use super::{
+    answer::Answer,
+    call::Call,
+    error::Error,
+    list::IdPrefix,
+    route::{Route, Subject, may},
+    view,
+};
 
 const TABLES: &[TableId] = &[TableId::Allocations];
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/allocations", get(list))
-        .route("/v1/allocation/{id}", get(read))
-        .route("/v1/allocation/{id}/stop", writes(stop))
-        .route("/v1/allocation/{id}/services", get(services))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read("/v1/allocations", Subject::Namespaces, may!(ReadJob), list),
+        Route::read("/v1/allocation/{id}", Subject::Allocation, may!(ReadJob), read),
+        Route::write("/v1/allocation/{id}/stop", Subject::Allocation, may!(AllocLifecycle), stop),
+        Route::read("/v1/allocation/{id}/services", Subject::Allocation, may!(ReadJob), services),
+    ]
 }
 
 async fn list(call: Call) -> Result<Answer, Error> {

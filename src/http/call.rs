@@ -25,6 +25,7 @@ use super::{
     error::Error,
     filter::Filter,
     job_bodies::JobBodies,
+    route::JobPath,
 };
 use crate::{
     api::{Api, Caller, ReadMode, Snapshot, Way, Written},
@@ -79,6 +80,7 @@ pub(crate) struct Call {
     pub(crate) closing: Option<Closing>,
     /// Decoded path after `/v1/`, cut at the slashes of the path as received.
     segments: Vec<String>,
+    job: Option<JobPath>,
     query: Vec<(String, String)>,
     request_id: Option<RequestId>,
     ids_made: AtomicU64,
@@ -121,6 +123,7 @@ impl FromRequest<Context> for Call {
             options,
             method: parts.method,
             segments: segments(&parts.uri)?,
+            job: parts.extensions.remove(),
             uri: parts.uri,
             headers: parts.headers,
             body,
@@ -180,9 +183,9 @@ impl Call {
         self.segments.get(position).map_or("", String::as_str)
     }
 
-    /// The decoded path after `/v1/`.
-    pub(crate) fn segments(&self) -> &[String] {
-        &self.segments
+    /// What the path of a route about one job names.
+    pub(super) fn job_path(&self) -> Result<&JobPath, Error> {
+        self.job.as_ref().ok_or_else(|| Error::internal("the route is about no job"))
     }
 
     /// A parsed id in the path.
@@ -416,7 +419,7 @@ fn digest_16(parts: &[&[u8]]) -> [u8; 16] {
     out
 }
 
-fn segments(uri: &Uri) -> Result<Vec<String>, Error> {
+pub(super) fn segments(uri: &Uri) -> Result<Vec<String>, Error> {
     let path = uri.path().strip_prefix("/v1/").unwrap_or("");
     let decoded = |segment: &str| {
         let bad = || format!("\"{segment}\" in the path is not valid percent-encoding");

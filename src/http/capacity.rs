@@ -2,15 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use axum::{Router, routing::get};
 use fsm::{
     Command, Extent, State, Text,
     capacity::{Requirements, SetRequirements},
+    right::Right,
     table::TableId,
 };
 use serde_json::{Value, json};
 
-use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view};
+use super::{
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    route::{Route, Subject},
+    view,
+};
 
 /// What a group shows is in these.
 const TABLES: &[TableId] = &[
@@ -25,14 +32,27 @@ const TABLES: &[TableId] = &[
 const MEMBER_TABLES: &[TableId] =
     &[TableId::InstancePools, TableId::Instances, TableId::Nodes, TableId::MassLosses];
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/capacity", get(list))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        // Nomad lacks capacity groups: to see them is to see the settings of the cluster, and a word of a source makes and ends machines.
+        Route::read("/v1/capacity", Subject::Machines, Right::OperatorRead, list),
         // Also the path of a group of that name.
-        .route("/v1/capacity/requirements", get(read).put(require).post(require))
-        .route("/v1/capacity/{group}", get(read))
-        .route("/v1/capacity/{group}/members", get(members))
-        .route("/v1/capacity/{group}/explain", get(explain))
+        Route::read("/v1/capacity/requirements", Subject::Machines, Right::OperatorRead, read),
+        Route::write("/v1/capacity/requirements", Subject::Machines, Right::OperatorWrite, require),
+        Route::read("/v1/capacity/{group}", Subject::Machines, Right::OperatorRead, read),
+        Route::read(
+            "/v1/capacity/{group}/members",
+            Subject::Machines,
+            Right::OperatorRead,
+            members,
+        ),
+        Route::read(
+            "/v1/capacity/{group}/explain",
+            Subject::Machines,
+            Right::OperatorRead,
+            explain,
+        ),
+    ]
 }
 
 async fn list(call: Call) -> Result<Answer, Error> {

@@ -6,28 +6,74 @@
 //! Must never hold a body: neither side's pace is the other's, and logs may be followed for hours.
 
 use axum::{
-    Router,
     body::Body,
     http::{HeaderValue, Request, Uri, header},
     response::{IntoResponse, Response},
-    routing::any,
 };
-use fsm::{AllocationId, Liveness, Node, NodeId, State};
+use fsm::{AllocationId, Liveness, Node, NodeId, State, right::Right};
 
 use super::{
-    Context,
     call::{Call, PROXIED_HEADER},
     error::Error,
+    route::{Route, Subject, may},
 };
 use crate::forward::{ForwardError, connect};
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/client/fs/{verb}/{id}", any(proxy))
-        .route("/v1/client/allocation/{id}/{verb}", any(proxy))
-        .route("/v1/client/stats", any(proxy))
-        .route("/v1/client/gc", any(proxy))
-        .route("/v1/client/metadata", any(proxy))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read("/v1/client/fs/ls/{id}", Subject::Allocation, may!(ReadFs), proxy),
+        Route::read("/v1/client/fs/stat/{id}", Subject::Allocation, may!(ReadFs), proxy),
+        Route::read("/v1/client/fs/cat/{id}", Subject::Allocation, may!(ReadFs), proxy),
+        Route::read("/v1/client/fs/readat/{id}", Subject::Allocation, may!(ReadFs), proxy),
+        Route::read("/v1/client/fs/stream/{id}", Subject::Allocation, may!(ReadFs), proxy),
+        Route::read("/v1/client/fs/logs/{id}", Subject::Allocation, may!(ReadLogs, ReadFs), proxy),
+        Route::read("/v1/client/allocation/{id}/stats", Subject::Allocation, may!(ReadJob), proxy),
+        Route::read("/v1/client/allocation/{id}/checks", Subject::Allocation, may!(ReadJob), proxy),
+        Route::read("/v1/client/allocation/{id}/pause", Subject::Allocation, may!(ReadJob), proxy),
+        Route::write(
+            "/v1/client/allocation/{id}/pause",
+            Subject::Allocation,
+            may!(SubmitJob, PauseAllocation),
+            proxy,
+        ),
+        Route::write(
+            "/v1/client/allocation/{id}/restart",
+            Subject::Allocation,
+            may!(AllocLifecycle),
+            proxy,
+        ),
+        Route::write(
+            "/v1/client/allocation/{id}/signal",
+            Subject::Allocation,
+            may!(AllocLifecycle),
+            proxy,
+        ),
+        Route::read(
+            "/v1/client/allocation/{id}/gc",
+            Subject::Allocation,
+            may!(SubmitJob, GcAllocation),
+            proxy,
+        ),
+        Route::write(
+            "/v1/client/allocation/{id}/gc",
+            Subject::Allocation,
+            may!(SubmitJob, GcAllocation),
+            proxy,
+        ),
+        Route::read("/v1/client/allocation/{id}/exec", Subject::Allocation, may!(AllocExec), proxy),
+        // The agent of the next allocation asks, as an agent.
+        Route::read(
+            "/v1/client/allocation/{id}/snapshot",
+            Subject::Allocation,
+            Right::Internal,
+            proxy,
+        ),
+        Route::read("/v1/client/stats", Subject::Node, Right::NodeRead, proxy),
+        Route::read("/v1/client/gc", Subject::Node, Right::NodeWrite, proxy),
+        Route::write("/v1/client/gc", Subject::Node, Right::NodeWrite, proxy),
+        Route::read("/v1/client/metadata", Subject::Node, Right::NodeRead, proxy),
+        Route::write("/v1/client/metadata", Subject::Node, Right::NodeWrite, proxy),
+    ]
 }
 
 async fn proxy(call: Call) -> Response {

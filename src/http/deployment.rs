@@ -1,6 +1,5 @@
 //! Deployments: `/v1/deployments`, `/v1/deployment/ID…` and those of a job.
 
-use axum::{Router, routing::get};
 use fsm::{
     AllocationId, Command, Deployment, DeploymentId, Extent, Index, JobKey, Reply, State,
     deployment::{FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth},
@@ -9,22 +8,55 @@ use fsm::{
 use serde_json::{Value, json};
 
 use super::{
-    Context, answer::Answer, body::Fields, call::Call, error::Error, list::IdPrefix, view, writes,
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    list::IdPrefix,
+    route::{Route, Subject, may},
+    view,
 };
 use crate::api::Written;
 
 const TABLES: &[TableId] = &[TableId::Deployments];
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/deployments", get(list))
-        .route("/v1/deployment/{id}", get(read))
-        .route("/v1/deployment/allocations/{id}", get(allocations))
-        .route("/v1/deployment/promote/{id}", writes(promote))
-        .route("/v1/deployment/fail/{id}", writes(fail))
-        .route("/v1/deployment/pause/{id}", writes(pause))
-        .route("/v1/deployment/allocation-health/{id}", writes(allocation_health))
-        .route("/v1/deployment/unblock/{id}", writes(unblock))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read("/v1/deployments", Subject::Namespaces, may!(ReadJob), list),
+        Route::read("/v1/deployment/{id}", Subject::Deployment, may!(ReadJob), read),
+        Route::read(
+            "/v1/deployment/allocations/{id}",
+            Subject::Deployment,
+            may!(ReadJob),
+            allocations,
+        ),
+        Route::write(
+            "/v1/deployment/promote/{id}",
+            Subject::Deployment,
+            may!(SubmitJob, PromoteDeployment),
+            promote,
+        ),
+        Route::write(
+            "/v1/deployment/fail/{id}",
+            Subject::Deployment,
+            may!(SubmitJob, FailDeployment),
+            fail,
+        ),
+        Route::write(
+            "/v1/deployment/pause/{id}",
+            Subject::Deployment,
+            may!(SubmitJob, PauseDeployment),
+            pause,
+        ),
+        Route::write(
+            "/v1/deployment/allocation-health/{id}",
+            Subject::Deployment,
+            may!(SubmitJob, SetAllocHealth),
+            allocation_health,
+        ),
+        Route::read("/v1/job/{job}/deployments", Subject::Namespace, may!(ReadJob), of_job),
+        Route::read("/v1/job/{job}/deployment", Subject::Namespace, may!(ReadJob), latest_of_job),
+    ]
 }
 
 async fn list(call: Call) -> Result<Answer, Error> {
@@ -66,7 +98,9 @@ async fn allocations(call: Call) -> Result<Answer, Error> {
 }
 
 /// Deployments of a job's current incarnation, newest first; with `all` those of older ones too.
-pub(super) async fn of_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+async fn of_job(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let key = &call.job_path()?.key(call)?;
     let all = call.flag("all")?;
     call.document(TABLES, |state| {
         let rows = of_incarnation(state, key, all);
@@ -76,7 +110,9 @@ pub(super) async fn of_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
 }
 
 /// The newest deployment of a job, or null.
-pub(super) async fn latest_of_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+async fn latest_of_job(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let key = &call.job_path()?.key(call)?;
     let view = |state: &State| {
         let latest = of_incarnation(state, key, false).next();
         Ok(latest.map_or(Value::Null, |row| view::deployment(&row)))
@@ -162,10 +198,6 @@ async fn allocation_health(call: Call) -> Result<Answer, Error> {
     }
     let evaluation = call.evaluation_id();
     write(&call, SetAllocationHealth { id, healthy, unhealthy, evaluation }).await
-}
-
-async fn unblock() -> Error {
-    Error::enterprise_only()
 }
 
 async fn write(call: &Call, command: impl Into<Command>) -> Result<Answer, Error> {

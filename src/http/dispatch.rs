@@ -17,7 +17,13 @@ use fsm::{
 };
 use serde_json::{Value, json};
 
-use super::{answer::Answer, body::Fields, call::Call, error::Error, job::Target};
+use super::{
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    route::{Route, Subject, may},
+};
 use crate::{
     api::{ReadMode, Written},
     base64,
@@ -33,8 +39,19 @@ const DISPATCH_BYTES: usize = 256;
 /// Ids that are drawn for a dispatch of a batch until one is new in it.
 const ID_TRIES_MAX: usize = 8;
 
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::write("/v1/job/{job}/dispatch", Subject::Namespace, may!(DispatchJob), one),
+        Route::write("/v1/job/{job}/dispatch/payload", Subject::Namespace, may!(DispatchJob), raw),
+        // Nomad lacks it: many dispatches in one call.
+        Route::write("/v1/job/{job}/dispatch/batch", Subject::Namespace, may!(DispatchJob), many),
+    ]
+}
+
 /// One dispatch.
-pub(super) async fn one(call: &Call, target: &Target) -> Result<Answer, Error> {
+async fn one(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let target = call.job_path()?;
     let body = call.json()?;
     let fields = Fields::of(&body)?;
     if fields.text("JobID")?.is_some_and(|id| !id.is_empty() && id != target.id) {
@@ -52,7 +69,9 @@ pub(super) async fn one(call: &Call, target: &Target) -> Result<Answer, Error> {
 }
 
 /// One dispatch whose payload is the body as it is.
-pub(super) async fn raw(call: &Call, target: &Target) -> Result<Answer, Error> {
+async fn raw(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let target = call.job_path()?;
     let parent = target.key(call)?;
     let nothing = Fields::of(&Value::Null)?;
     let mut child = dispatched(call, &parent, &nothing)?;
@@ -77,7 +96,9 @@ async fn write_one(call: &Call, parent: &JobKey, child: Dispatched) -> Result<An
 }
 
 /// Up to [`DISPATCHES_MAX`] dispatches. What is wrong with one of them is its answer and concerns no other.
-pub(super) async fn many(call: &Call, target: &Target) -> Result<Answer, Error> {
+async fn many(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let target = call.job_path()?;
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
     fields.known(&["Dispatches"])?;

@@ -2,16 +2,21 @@
 
 use std::collections::BTreeSet;
 
-use axum::{Router, routing::get};
 use fsm::{
     Command, Evaluation, EvaluationId, Extent, Reply, State, evaluation::DeleteEvaluations,
-    limits::EVALUATIONS_DELETED_MAX, table::TableId,
+    limits::EVALUATIONS_DELETED_MAX, right::Right, table::TableId,
 };
 use serde_json::{Value, json};
 
 use super::{
-    Context, answer::Answer, body::Fields, call::Call, error::Error, filter::Filter,
-    list::IdPrefix, view,
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    filter::Filter,
+    list::IdPrefix,
+    route::{Route, Subject, may},
+    view,
 };
 use crate::api::Written;
 
@@ -19,12 +24,19 @@ const TABLES: &[TableId] = &[TableId::Evaluations];
 /// Evaluations shown as related to one.
 const RELATED_MAX: usize = 100;
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/evaluations", get(list).delete(delete))
-        .route("/v1/evaluations/count", get(count))
-        .route("/v1/evaluation/{id}", get(read))
-        .route("/v1/evaluation/{id}/allocations", get(allocations))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read("/v1/evaluations", Subject::Namespaces, may!(ReadJob), list),
+        Route::delete("/v1/evaluations", Subject::Cluster, Right::Management, delete),
+        Route::read("/v1/evaluations/count", Subject::Namespaces, may!(ReadJob), count),
+        Route::read("/v1/evaluation/{id}", Subject::Evaluation, may!(ReadJob), read),
+        Route::read(
+            "/v1/evaluation/{id}/allocations",
+            Subject::Evaluation,
+            may!(ReadJob),
+            allocations,
+        ),
+    ]
 }
 
 async fn list(call: Call) -> Result<Answer, Error> {

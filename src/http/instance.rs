@@ -1,28 +1,36 @@
 //! Instances: `/v1/instances` and `/v1/instance/ID…`. The token of an instance stays out.
 
-use axum::{Router, routing::get};
 use fsm::{
     Command, InstanceId, State, Text,
     pool::{Behavior, SetInstanceBehavior, ShutDownInstance, ShutdownCause},
+    right::Right,
     table::TableId,
 };
 use serde_json::{Value, json};
 
 use super::{
-    Context, answer::Answer, body::Fields, call::Call, error::Error, list::IdPrefix, node, view,
-    writes,
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    list::IdPrefix,
+    node,
+    route::{Route, Subject},
+    view,
 };
 use crate::{api::ReadMode, jobspec::suggest::did_you_mean};
 
 /// A sentence about an instance also depends on its pool, and on what that has been through.
 const TABLES: &[TableId] = &[TableId::Instances, TableId::InstancePools, TableId::PoolHistories];
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/instances", get(list))
-        .route("/v1/instance/{id}", get(read))
-        .route("/v1/instance/{id}/behavior", writes(behavior))
-        .route("/v1/instance/{id}/shutdown", writes(shut_down))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        // Nomad lacks instances: each is the machine of a node.
+        Route::read("/v1/instances", Subject::Machines, Right::NodeRead, list),
+        Route::read("/v1/instance/{id}", Subject::Machines, Right::NodeRead, read),
+        Route::write("/v1/instance/{id}/behavior", Subject::Machines, Right::NodeWrite, behavior),
+        Route::write("/v1/instance/{id}/shutdown", Subject::Machines, Right::NodeWrite, shut_down),
+    ]
 }
 
 async fn list(call: Call) -> Result<Answer, Error> {

@@ -1,16 +1,21 @@
 //! Instance pools: `/v1/instance-pools` and `/v1/instance-pool/NAME…`.
 
-use axum::{Router, routing::get};
 use fsm::{
     Command, Extent, State, Text,
     pool::{DeleteInstancePool, PauseInstancePool, UpsertInstancePool},
+    right::Right,
     table::TableId,
 };
 use serde_json::json;
 
 use super::{
-    Context, answer::Answer, body::Fields, call::Call, error::Error, namespace::name_of, view,
-    writes,
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    namespace::name_of,
+    route::{Route, Subject},
+    view,
 };
 use crate::jobspec;
 
@@ -23,12 +28,26 @@ const TABLES: &[TableId] = &[
     TableId::ProviderStates,
 ];
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/instance-pools", get(list))
-        .route("/v1/instance-pool/{name}", get(read).put(upsert).post(upsert).delete(delete))
-        .route("/v1/instance-pool/{name}/pause", writes(pause))
-        .route("/v1/instance-pool/{name}/resume", writes(resume))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        // Nomad lacks instance pools: they are settings of the cluster, and cost money.
+        Route::read("/v1/instance-pools", Subject::Machines, Right::OperatorRead, list),
+        Route::read("/v1/instance-pool/{name}", Subject::Machines, Right::OperatorRead, read),
+        Route::write("/v1/instance-pool/{name}", Subject::Machines, Right::OperatorWrite, upsert),
+        Route::delete("/v1/instance-pool/{name}", Subject::Machines, Right::OperatorWrite, delete),
+        Route::write(
+            "/v1/instance-pool/{name}/pause",
+            Subject::Machines,
+            Right::OperatorWrite,
+            pause,
+        ),
+        Route::write(
+            "/v1/instance-pool/{name}/resume",
+            Subject::Machines,
+            Right::OperatorWrite,
+            resume,
+        ),
+    ]
 }
 
 async fn list(call: Call) -> Result<Answer, Error> {

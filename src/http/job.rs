@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use axum::{Router, routing::get};
 use fsm::{
     Command, EvaluationId, Extent, JobKey, Rejection, Reply, State, Text,
     job::{DeregisterJob, EvaluateJob, ForcePeriodic, RegisterJob, Submission},
@@ -14,14 +13,15 @@ use fsm::{
 use serde_json::{Value, json};
 
 use super::{
-    Context,
     answer::Answer,
     blocking::tables_index,
     body::Fields,
     call::{Call, Namespaces},
-    deployment, dispatch,
+    dispatch,
     error::Error,
-    job_plan, job_versions, job_warnings, jobs_bridge, scaling, view, writes,
+    job_plan, job_versions, job_warnings, jobs_bridge,
+    route::{Route, Subject, may},
+    view,
 };
 use crate::{
     api::{ReadMode, Written},
@@ -33,96 +33,49 @@ const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocati
 /// The region of jobs that name none; in a request it stands, as in Nomad, for the region of whoever is asked.
 const REGION_ANY: &str = "global";
 
-/// Verbs behind a job id that are answered, with the methods they take.
-const VERBS: [(&str, &str); 17] = [
-    ("evaluate", "write"),
-    ("plan", "write"),
-    ("dispatch", "write"),
-    ("batch", "write"),
-    ("payload", "write"),
-    ("force", "write"),
-    ("revert", "write"),
-    ("stable", "write"),
-    ("tag", "tag"),
-    ("allocations", "read"),
-    ("evaluations", "read"),
-    ("summary", "read"),
-    ("versions", "read"),
-    ("deployments", "read"),
-    ("deployment", "read"),
-    ("submission", "read"),
-    ("scale", "read or write"),
-];
-/// Nomad's other verbs.
-const VERBS_UNSUPPORTED: [&str; 3] = ["services", "actions", "action"];
-
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/jobs", get(list).put(register).post(register))
-        .route("/v1/jobs/parse", writes(parse))
-        .route("/v1/job/{*rest}", get(read).put(write).post(write).delete(deregister))
-        .route("/v1/validate/job", writes(validate))
-}
-
-/// A job's id and verb in the path; the verb is empty for the job itself.
-pub(super) struct Target {
-    pub(super) id: String,
-    verb: String,
-    /// The name of a version in `versions/NAME/tag`.
-    pub(super) tag: String,
-}
-
-impl Target {
-    fn of(call: &Call) -> Result<Self, Error> {
-        let path = call.segments().get(1..).unwrap_or_default();
-        let (last, before) = path.split_last().ok_or_else(|| Error::bad("missing job ID"))?;
-        let verb = last.as_str();
-        let is_verb =
-            VERBS.iter().any(|(name, _)| *name == verb) || VERBS_UNSUPPORTED.contains(&verb);
-        let target = if is_verb && !before.is_empty() {
-            let before = match verb {
-                "force" if before.last().is_some_and(|part| part == "periodic") => {
-                    &before[..before.len() - 1]
-                }
-                "tag" if before.len() > 2 && before[before.len() - 2] == "versions" => {
-                    &before[..before.len() - 2]
-                }
-                "payload" | "batch" if before.last().is_some_and(|part| part == "dispatch") => {
-                    &before[..before.len() - 1]
-                }
-                "force" | "payload" | "batch" | "tag" => path,
-                _ => before,
-            };
-            let verb = if before.len() == path.len() { "" } else { verb };
-            let tag = if verb == "tag" { path[path.len() - 2].clone() } else { String::new() };
-            Self { id: before.join("/"), verb: verb.to_owned(), tag }
-        } else {
-            Self { id: path.join("/"), verb: String::new(), tag: String::new() }
-        };
-        if target.id.is_empty() {
-            return Err(Error::bad("missing job ID"));
-        }
-        Ok(target)
-    }
-
-    /// Whether the verb may be used with this kind of method; Nomad's verbs that are not built are refused by name.
-    fn check(&self, call: &Call, kind: &str) -> Result<(), Error> {
-        if VERBS_UNSUPPORTED.contains(&self.verb.as_str()) {
-            return Err(Error::unsupported(&format!("job {}", self.verb)));
-        }
-        match VERBS.iter().find(|(name, _)| *name == self.verb) {
-            Some((_, "tag")) if kind != "read" => Ok(()),
-            Some((_, "read or write")) if kind != "delete" => Ok(()),
-            Some((_, takes)) if *takes != kind => {
-                Err(Error::wrong_method(&call.method, call.uri.path()))
-            }
-            Some(_) | None => Ok(()),
-        }
-    }
-
-    pub(super) fn key(&self, call: &Call) -> Result<JobKey, Error> {
-        Ok(JobKey::new(call.namespace()?, self.id.as_str()))
-    }
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read("/v1/jobs", Subject::Namespaces, may!(ListJobs), list),
+        Route::write("/v1/jobs", Subject::Namespace, may!(SubmitJob, RegisterJob), register),
+        Route::write("/v1/jobs/parse", Subject::Namespace, may!(ParseJob, SubmitJob), parse),
+        Route::write("/v1/validate/job", Subject::Namespace, may!(ReadJob), validate),
+        Route::read("/v1/job/{job}", Subject::Namespace, may!(ReadJob), get_job),
+        Route::write(
+            "/v1/job/{job}",
+            Subject::Namespace,
+            may!(SubmitJob, RegisterJob),
+            register_at,
+        ),
+        // Which of them depends on the query: the command's row decides.
+        Route::delete(
+            "/v1/job/{job}",
+            Subject::Namespace,
+            may!(SubmitJob, DeregisterJob, PurgeJob),
+            deregister,
+        ),
+        Route::read("/v1/job/{job}/allocations", Subject::Namespace, may!(ReadJob), allocations),
+        Route::read("/v1/job/{job}/evaluations", Subject::Namespace, may!(ReadJob), evaluations),
+        Route::read("/v1/job/{job}/summary", Subject::Namespace, may!(ReadJob), summary),
+        Route::read("/v1/job/{job}/submission", Subject::Namespace, may!(ReadJob), submission),
+        Route::write(
+            "/v1/job/{job}/evaluate",
+            Subject::Namespace,
+            may!(SubmitJob, EvaluateJob),
+            evaluate,
+        ),
+        Route::write(
+            "/v1/job/{job}/plan",
+            Subject::Namespace,
+            may!(SubmitJob, PlanJob),
+            job_plan::plan,
+        ),
+        Route::write(
+            "/v1/job/{job}/periodic/force",
+            Subject::Namespace,
+            may!(SubmitJob, ForcePeriodicJob),
+            force,
+        ),
+    ]
 }
 
 async fn list(call: Call) -> Result<Answer, Error> {
@@ -151,25 +104,9 @@ async fn list(call: Call) -> Result<Answer, Error> {
     .await
 }
 
-async fn read(call: Call) -> Result<Answer, Error> {
-    let target = Target::of(&call)?;
-    target.check(&call, "read")?;
-    let key = target.key(&call)?;
-    match target.verb.as_str() {
-        "" => get_job(&call, &key).await,
-        "allocations" => allocations(&call, key).await,
-        "evaluations" => evaluations(&call, key).await,
-        "summary" => summary(&call, &key).await,
-        "versions" => job_versions::list(&call, &key).await,
-        "deployments" => deployment::of_job(&call, &key).await,
-        "deployment" => deployment::latest_of_job(&call, &key).await,
-        "submission" => submission(&call, &key).await,
-        "scale" => scaling::status(&call, &key).await,
-        other => Err(Error::unsupported(&format!("job {other}"))),
-    }
-}
-
-async fn get_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+async fn get_job(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let key = &call.job_path()?.key(call)?;
     // The place of a child among those that wait changes with theirs, so its answer is as old as the table, and one of its parent's children wakes
     // who waits for it.
     let index = |state: &State| {
@@ -197,14 +134,18 @@ async fn get_job(call: &Call, key: &JobKey) -> Result<Answer, Error> {
     call.item_within("job", JOB_TABLES, (index, extent), body).await
 }
 
-async fn summary(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+async fn summary(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let key = &call.job_path()?.key(call)?;
     let view = |state: &State| view::job_summary(state, state.jobs().get(key)?);
     let extent = |state: &State| Extent::job(state, key);
     call.derived("job", JOB_AND_ALLOCATION_TABLES, extent, view).await
 }
 
 /// What a version was made of; the current one unless the query names another.
-async fn submission(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+async fn submission(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let key = &call.job_path()?.key(call)?;
     let asked = call.number("version")?;
     let find = move |state: &State| {
         let job = state.jobs().get(key)?;
@@ -217,7 +158,9 @@ async fn submission(call: &Call, key: &JobKey) -> Result<Answer, Error> {
 }
 
 /// Allocations of the current incarnation; with `all` those of older ones too.
-async fn allocations(call: &Call, key: JobKey) -> Result<Answer, Error> {
+async fn allocations(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let key = call.job_path()?.key(call)?;
     let all = call.flag("all")?;
     let with_resources = call.flag("resources")?;
     let watched = key.clone();
@@ -239,7 +182,9 @@ async fn allocations(call: &Call, key: JobKey) -> Result<Answer, Error> {
 }
 
 /// Evaluations of the current incarnation; with `all` those of older ones too.
-async fn evaluations(call: &Call, key: JobKey) -> Result<Answer, Error> {
+async fn evaluations(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let key = call.job_path()?.key(call)?;
     let all = call.flag("all")?;
     let watched = key.clone();
     let now = call.clock();
@@ -255,27 +200,13 @@ async fn evaluations(call: &Call, key: JobKey) -> Result<Answer, Error> {
     .await
 }
 
-async fn write(call: Call) -> Result<Answer, Error> {
-    let target = Target::of(&call)?;
-    target.check(&call, "write")?;
-    match target.verb.as_str() {
-        "" => register_as(&call, Some(&target.id)).await,
-        "evaluate" => evaluate(&call, &target).await,
-        "plan" => job_plan::plan(&call, &target.id).await,
-        "dispatch" => dispatch::one(&call, &target).await,
-        "batch" => dispatch::many(&call, &target).await,
-        "payload" => dispatch::raw(&call, &target).await,
-        "revert" => job_versions::revert(&call, &target).await,
-        "stable" => job_versions::stable(&call, &target).await,
-        "tag" => job_versions::tag(&call, &target).await,
-        "scale" => scaling::scale(&call, &target).await,
-        "force" => force(&call, &target).await,
-        other => Err(Error::unsupported(&format!("job {other}"))),
-    }
-}
-
 async fn register(call: Call) -> Result<Answer, Error> {
     register_as(&call, None).await
+}
+
+/// The job in the path.
+async fn register_at(call: Call) -> Result<Answer, Error> {
+    register_as(&call, Some(&call.job_path()?.id)).await
 }
 
 async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Error> {
@@ -389,7 +320,9 @@ pub(super) fn job_reply(written: &Written) -> Value {
     })
 }
 
-async fn evaluate(call: &Call, target: &Target) -> Result<Answer, Error> {
+async fn evaluate(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let target = call.job_path()?;
     let body = call.json()?;
     let fields = Fields::of(&body)?;
     if fields.text("JobID")?.is_some_and(|id| !id.is_empty() && id != target.id) {
@@ -407,7 +340,9 @@ async fn evaluate(call: &Call, target: &Target) -> Result<Answer, Error> {
 }
 
 /// Starts a periodic job now, beside its due times.
-async fn force(call: &Call, target: &Target) -> Result<Answer, Error> {
+async fn force(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let target = call.job_path()?;
     let due_s = call.now_s();
     let evaluation = call.evaluation_id();
     let command = ForcePeriodic { job: target.key(call)?, due_s, evaluation };
@@ -416,14 +351,9 @@ async fn force(call: &Call, target: &Target) -> Result<Answer, Error> {
 }
 
 async fn deregister(call: Call) -> Result<Answer, Error> {
-    let target = Target::of(&call)?;
-    if !target.verb.is_empty() {
-        target.check(&call, "delete")?;
-        return job_versions::untag(&call, &target).await;
-    }
     // One region: what is global is here.
     call.flag("global")?;
-    let key = target.key(&call)?;
+    let key = call.job_path()?.key(&call)?;
     let stop = DeregisterJob {
         job: key,
         purge: call.flag("purge")?,

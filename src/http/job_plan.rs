@@ -48,7 +48,9 @@ struct Prediction {
     job_modify_index: Index,
 }
 
-pub(super) async fn plan(call: &Call, id: &str) -> Result<Answer, Error> {
+pub(super) async fn plan(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let id = call.job_path()?.id.as_str();
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
     let with_diff = fields.flag("Diff")?;

@@ -14,7 +14,9 @@ use super::{
     body::Fields,
     call::Call,
     error::Error,
-    job::{Target, job_reply},
+    job::job_reply,
+    route::JobPath,
+    route::{Route, Subject, may},
     view,
 };
 use crate::{api::Written, jobspec};
@@ -29,8 +31,40 @@ enum Against {
     Tag(String),
 }
 
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read("/v1/job/{job}/versions", Subject::Namespace, may!(ReadJob), list),
+        Route::write(
+            "/v1/job/{job}/revert",
+            Subject::Namespace,
+            may!(SubmitJob, RevertJob),
+            revert,
+        ),
+        Route::write(
+            "/v1/job/{job}/stable",
+            Subject::Namespace,
+            may!(SubmitJob, StableJob),
+            stable,
+        ),
+        Route::write(
+            "/v1/job/{job}/versions/{tag}/tag",
+            Subject::Namespace,
+            may!(SubmitJob, TagJobVersion),
+            tag,
+        ),
+        Route::delete(
+            "/v1/job/{job}/versions/{tag}/tag",
+            Subject::Namespace,
+            may!(SubmitJob, TagJobVersion),
+            untag,
+        ),
+    ]
+}
+
 /// Versions kept, newest first. With `diffs`, how each differs from the one before it, or all from `diff_version` or `diff_tag`.
-pub(super) async fn list(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+async fn list(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let key = &call.job_path()?.key(call)?;
     let tag = call.parameter("diff_tag").filter(|tag| !tag.is_empty());
     let against = match (tag, call.number("diff_version")?) {
         (Some(_), Some(_)) => {
@@ -92,7 +126,9 @@ fn is_tagged(row: &JobVersion, name: &str) -> bool {
 }
 
 /// Registers a version as a new one, if nobody has changed the job meanwhile. A version that is a stop stops the job: it is as it was then.
-pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error> {
+async fn revert(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let target = call.job_path()?;
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
     let version = named_version(&fields, target)?;
@@ -115,7 +151,7 @@ pub(super) async fn revert(call: &Call, target: &Target) -> Result<Answer, Error
 }
 
 /// The version that the body names, of the job in the path: it must name both, so that a slip does not mean version 0.
-fn named_version(fields: &Fields<'_>, target: &Target) -> Result<u64, Error> {
+fn named_version(fields: &Fields<'_>, target: &JobPath) -> Result<u64, Error> {
     match fields.text("JobID")?.filter(|id| !id.is_empty()) {
         None => return Err(Error::bad("JobID must be specified")),
         Some(id) if id != target.id => {
@@ -151,7 +187,9 @@ fn version_to_run(
 }
 
 /// Marks a version as one that works, or takes the mark back.
-pub(super) async fn stable(call: &Call, target: &Target) -> Result<Answer, Error> {
+async fn stable(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let target = call.job_path()?;
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
     let version = named_version(&fields, target)?;
@@ -167,7 +205,9 @@ pub(super) async fn stable(call: &Call, target: &Target) -> Result<Answer, Error
 }
 
 /// Gives a version a name.
-pub(super) async fn tag(call: &Call, target: &Target) -> Result<Answer, Error> {
+async fn tag(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let target = call.job_path()?;
     if target.tag.trim().is_empty() || !target.tag.chars().all(jobspec::is_printable) {
         let name = target.tag.escape_debug();
         return Err(Error::bad(format!(
@@ -185,15 +225,17 @@ pub(super) async fn tag(call: &Call, target: &Target) -> Result<Answer, Error> {
 }
 
 /// Takes a name off its version.
-pub(super) async fn untag(call: &Call, target: &Target) -> Result<Answer, Error> {
+async fn untag(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let target = call.job_path()?;
     tagged(call, target, VersionMark::Untag { name: target.tag.as_str().into() }).await
 }
 
-async fn tagged(call: &Call, target: &Target, mark: VersionMark) -> Result<Answer, Error> {
+async fn tagged(call: &Call, target: &JobPath, mark: VersionMark) -> Result<Answer, Error> {
     let written = mark_version(call, target, mark).await?;
     call.answer_write(&written, json!({ "Name": target.tag }))
 }
 
-async fn mark_version(call: &Call, target: &Target, mark: VersionMark) -> Result<Written, Error> {
+async fn mark_version(call: &Call, target: &JobPath, mark: VersionMark) -> Result<Written, Error> {
     call.write(Command::from(MarkJobVersion { job: target.key(call)?, mark })).await
 }

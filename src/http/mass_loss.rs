@@ -1,15 +1,23 @@
 //! `/v1/operator/mass-loss`: the last mass loss, and an operator's word that its nodes are lost.
 
-use axum::{Router, routing::get};
-use fsm::{Command, State, node::EndMassLoss, table::TableId};
+use fsm::{Command, State, node::EndMassLoss, right::Right, table::TableId};
 use serde_json::json;
 
-use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view, writes};
+use super::{
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    route::{Route, Subject},
+    view,
+};
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/operator/mass-loss", get(read))
-        .route("/v1/operator/mass-loss/confirm", writes(confirm))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        // Nomad lacks it: nodes that are not heard any more are given up, as a purge of each would.
+        Route::read("/v1/operator/mass-loss", Subject::Cluster, Right::NodeRead, read),
+        Route::write("/v1/operator/mass-loss/confirm", Subject::Cluster, Right::NodeWrite, confirm),
+    ]
 }
 
 async fn read(call: Call) -> Result<Answer, Error> {

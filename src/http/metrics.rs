@@ -5,10 +5,16 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use axum::{Router, extract::State, http::StatusCode, routing::get};
-use fsm::Job;
+use axum::{extract::State, http::StatusCode};
+use fsm::{Job, right::Right};
 
-use super::{Context, answer::Answer, call::Call, error::Error};
+use super::{
+    Context,
+    answer::Answer,
+    call::Call,
+    error::Error,
+    route::{Route, Subject},
+};
 use crate::{
     api::ReadMode,
     metrics::{Names, PROMETHEUS, exposition, nomad, number, summary},
@@ -18,8 +24,8 @@ use crate::{
 /// Groups of jobs that have numbers of their own under Nomad's names.
 const GROUPS_MAX: usize = 20_000;
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new().route("/v1/metrics", get(metrics))
+pub(super) fn routes() -> Vec<Route> {
+    vec![Route::read("/v1/metrics", Subject::Agent, Right::Nothing, metrics)]
 }
 
 async fn metrics(State(context): State<Context>, call: Call) -> Result<Answer, Error> {

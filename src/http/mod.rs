@@ -46,6 +46,7 @@ mod provider;
 mod request_body;
 mod requests;
 pub mod rival;
+mod route;
 mod scaling;
 mod search;
 mod status;
@@ -58,19 +59,12 @@ mod view;
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{
-    Router,
-    handler::Handler,
-    http::{Method, Uri},
-    middleware::from_fn_with_state,
-    routing::{MethodRouter, post},
-};
+use axum::{Router, middleware::from_fn_with_state};
 use tokio::sync::Semaphore;
 use tracing::Instrument;
 
 use crate::{api::Api, body, rt::Threads};
 use answer::AnswerBodies;
-use error::Error;
 
 /// Bounds and names of the HTTP edge.
 #[derive(Clone, Debug)]
@@ -136,6 +130,37 @@ pub(crate) struct Budget {
     reads: Arc<costs::Costs>,
 }
 
+/// The rows of all nouns.
+fn routes() -> Vec<route::Route> {
+    let nouns = [
+        job::routes(),
+        job_versions::routes(),
+        dispatch::routes(),
+        allocation::routes(),
+        evaluation::routes(),
+        deployment::routes(),
+        node::routes(),
+        scaling::routes(),
+        search::routes(),
+        node_pool::routes(),
+        instance_pool::routes(),
+        instance::routes(),
+        provider::routes(),
+        capacity::routes(),
+        namespace::routes(),
+        status::routes(),
+        agent::routes(),
+        agent_schedulers::routes(),
+        operator::routes(),
+        mass_loss::routes(),
+        metrics::routes(),
+        system::routes(),
+        client::routes(),
+        unsupported::routes(),
+    ];
+    nouns.into_iter().flatten().collect()
+}
+
 /// All routes of the API.
 pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
     let budget = Budget {
@@ -153,51 +178,10 @@ pub fn router(api: Arc<dyn Api>, options: HttpOptions) -> Router {
         job_bodies: Arc::default(),
         requests: Arc::clone(&requests),
     };
-    Router::new()
-        .merge(job::routes())
-        .merge(allocation::routes())
-        .merge(evaluation::routes())
-        .merge(deployment::routes())
-        .merge(node::routes())
-        .merge(scaling::routes())
-        .merge(search::routes())
-        .merge(node_pool::routes())
-        .merge(instance_pool::routes())
-        .merge(instance::routes())
-        .merge(provider::routes())
-        .merge(capacity::routes())
-        .merge(namespace::routes())
-        .merge(status::routes())
-        .merge(agent::routes())
-        .merge(agent_schedulers::routes())
-        .merge(operator::routes())
-        .merge(mass_loss::routes())
-        .merge(metrics::routes())
-        .merge(system::routes())
-        .merge(client::routes())
-        .merge(unsupported::routes())
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(wrong_method)
+    route::router(routes())
         .layer(from_fn_with_state(context.clone(), admission::admit))
         .layer(from_fn_with_state(requests, log))
         .with_state(context)
-}
-
-/// A route that takes PUT and POST alike, as Nomad's write endpoints do.
-fn writes<H, T>(handler: H) -> MethodRouter<Context>
-where
-    H: Handler<T, Context>,
-    T: 'static,
-{
-    post(handler.clone()).put(handler)
-}
-
-async fn unknown_path(uri: Uri) -> Error {
-    Error::not_found_path(uri.path())
-}
-
-async fn wrong_method(method: Method, uri: Uri) -> Error {
-    Error::wrong_method(&method, uri.path())
 }
 
 async fn log(

@@ -1,22 +1,33 @@
 //! Namespaces: `/v1/namespaces` and `/v1/namespace…`.
 
-use axum::{Router, routing::get};
 use fsm::{
     Command, State, Text,
+    right::Right,
     settings::{DeleteNamespace, Namespace, UpsertNamespace},
     table::TableId,
 };
 use serde_json::json;
 
-use super::{Context, answer::Answer, body::Fields, call::Call, error::Error, view, writes};
+use super::{
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    route::{Route, Subject},
+    view,
+};
 
 const TABLES: &[TableId] = &[TableId::Namespaces];
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/namespaces", get(list).put(upsert).post(upsert))
-        .route("/v1/namespace", writes(upsert))
-        .route("/v1/namespace/{name}", get(read).put(upsert).post(upsert).delete(delete))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read("/v1/namespaces", Subject::Namespaces, Right::AnyInNamespace, list),
+        Route::write("/v1/namespaces", Subject::NamedNamespace, Right::Management, upsert),
+        Route::write("/v1/namespace", Subject::NamedNamespace, Right::Management, upsert),
+        Route::read("/v1/namespace/{name}", Subject::NamedNamespace, Right::AnyInNamespace, read),
+        Route::write("/v1/namespace/{name}", Subject::NamedNamespace, Right::Management, upsert),
+        Route::delete("/v1/namespace/{name}", Subject::NamedNamespace, Right::Management, delete),
+    ]
 }
 
 async fn list(call: Call) -> Result<Answer, Error> {

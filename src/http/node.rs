@@ -2,17 +2,23 @@
 
 use std::collections::BTreeSet;
 
-use axum::{Router, routing::get};
 use fsm::{
     Command, EvaluationId, Extent, NodeId, Reply, State, Text,
     node::{Drain, EvaluateNode, ReapNode, SetDrain, SetEligibility, SuspendNode, UnsuspendNode},
+    right::Right,
     table::TableId,
 };
 use serde_json::{Value, json};
 
 use super::{
-    Context, answer::Answer, body::Fields, call::Call, error::Error, list::IdPrefix,
-    namespace::meta_of, view, writes,
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    list::IdPrefix,
+    namespace::meta_of,
+    route::{Route, Subject},
+    view,
 };
 use crate::api::{ReadMode, Written};
 
@@ -22,18 +28,21 @@ const IDS_SLACK: usize = 8;
 /// Evaluation ids in one command; the state machine derives more if it needs them.
 const IDS_MAX: usize = 4_096;
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/nodes", get(list))
-        .route("/v1/nodes/offline", get(offline))
-        .route("/v1/node/{id}", get(read))
-        .route("/v1/node/{id}/allocations", get(allocations))
-        .route("/v1/node/{id}/evaluate", writes(evaluate))
-        .route("/v1/node/{id}/eligibility", writes(eligibility))
-        .route("/v1/node/{id}/suspend", writes(suspend))
-        .route("/v1/node/{id}/unsuspend", writes(unsuspend))
-        .route("/v1/node/{id}/drain", writes(drain))
-        .route("/v1/node/{id}/purge", writes(purge))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read("/v1/nodes", Subject::Node, Right::NodeRead, list),
+        // Nomad lacks it: nodes that were set aside and are not registered.
+        Route::read("/v1/nodes/offline", Subject::Node, Right::NodeRead, offline),
+        Route::read("/v1/node/{id}", Subject::Node, Right::NodeRead, read),
+        Route::read("/v1/node/{id}/allocations", Subject::Node, Right::NodeRead, allocations),
+        Route::write("/v1/node/{id}/evaluate", Subject::Node, Right::NodeWrite, evaluate),
+        Route::write("/v1/node/{id}/eligibility", Subject::Node, Right::NodeWrite, eligibility),
+        // Nomad lacks suspensions: they set a node aside as its eligibility does.
+        Route::write("/v1/node/{id}/suspend", Subject::Node, Right::NodeWrite, suspend),
+        Route::write("/v1/node/{id}/unsuspend", Subject::Node, Right::NodeWrite, unsuspend),
+        Route::write("/v1/node/{id}/drain", Subject::Node, Right::NodeWrite, drain),
+        Route::write("/v1/node/{id}/purge", Subject::Node, Right::NodeWrite, purge),
+    ]
 }
 
 async fn list(call: Call) -> Result<Answer, Error> {

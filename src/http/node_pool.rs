@@ -1,32 +1,38 @@
 //! Node pools: `/v1/node/pools` and `/v1/node/pool/NAME…`.
 
-use axum::{Router, routing::get};
 use fsm::{
     Command, State, Text,
+    right::Right,
     settings::{DeleteNodePool, NodePool, UpsertNodePool},
     table::TableId,
 };
 use serde_json::{Value, json};
 
 use super::{
-    Context,
     answer::Answer,
     body::Fields,
     call::Call,
     error::Error,
     namespace::{meta_of, name_of},
-    view, writes,
+    route::{Route, Subject},
+    view,
 };
 
 const TABLES: &[TableId] = &[TableId::NodePools];
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/node/pools", get(list).put(upsert).post(upsert))
-        .route("/v1/node/pool", writes(upsert))
-        .route("/v1/node/pool/{name}", get(read).put(upsert).post(upsert).delete(delete))
-        .route("/v1/node/pool/{name}/nodes", get(nodes))
-        .route("/v1/node/pool/{name}/jobs", get(jobs))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read("/v1/node/pools", Subject::NodePools, Right::NodePoolRead, list),
+        Route::write("/v1/node/pools", Subject::NodePool, Right::NodePoolWrite, upsert),
+        Route::write("/v1/node/pool", Subject::NodePool, Right::NodePoolWrite, upsert),
+        Route::read("/v1/node/pool/{name}", Subject::NodePool, Right::NodePoolRead, read),
+        Route::write("/v1/node/pool/{name}", Subject::NodePool, Right::NodePoolWrite, upsert),
+        Route::delete("/v1/node/pool/{name}", Subject::NodePool, Right::NodePoolDelete, delete),
+        // Nomad asks for `node:read` as well.
+        Route::read("/v1/node/pool/{name}/nodes", Subject::NodePool, Right::NodePoolRead, nodes),
+        // Nomad asks for `list-jobs` as well, and leaves out what the caller may not see.
+        Route::read("/v1/node/pool/{name}/jobs", Subject::NodePool, Right::NodePoolRead, jobs),
+    ]
 }
 
 async fn list(call: Call) -> Result<Answer, Error> {

@@ -1,18 +1,21 @@
 //! `/v1/operator/…`: Raft configuration, leadership, the scheduler configuration, and what a replica holds.
 
-use axum::{
-    Router,
-    routing::{delete, get},
-};
 use fsm::{
     Command, Index, Rejection, Reply,
+    right::Right,
     settings::{Algorithm, Preemption, SchedulerConfiguration, SetSchedulerConfiguration},
     table::TableId,
 };
 use serde_json::{Value, json};
 
 use super::{
-    Context, answer::Answer, body::Fields, call::Call, error::Error, node_life, view, writes,
+    answer::Answer,
+    body::Fields,
+    call::Call,
+    error::Error,
+    node_life,
+    route::{Route, Subject},
+    view,
 };
 use crate::{
     api::{MemberInfo, ReadMode, Written},
@@ -22,19 +25,42 @@ use crate::{
 /// Attempts at a change of node life that others change at the same time.
 const ATTEMPTS_MAX: usize = 4;
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/operator/raft/configuration", get(raft_configuration))
-        .route("/v1/operator/raft/peer", delete(remove_peer))
-        .route("/v1/operator/raft/transfer-leadership", writes(transfer_leadership))
-        .route(
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read(
+            "/v1/operator/raft/configuration",
+            Subject::Cluster,
+            Right::Management,
+            raft_configuration,
+        ),
+        Route::delete("/v1/operator/raft/peer", Subject::Cluster, Right::Management, remove_peer),
+        Route::write(
+            "/v1/operator/raft/transfer-leadership",
+            Subject::Cluster,
+            Right::Management,
+            transfer_leadership,
+        ),
+        Route::read(
             "/v1/operator/scheduler/configuration",
-            get(scheduler_configuration)
-                .put(set_scheduler_configuration)
-                .post(set_scheduler_configuration),
-        )
-        .route("/v1/operator/state-digest", get(state_digest))
-        .route("/v1/operator/invariants", get(invariants))
+            Subject::Cluster,
+            Right::OperatorRead,
+            scheduler_configuration,
+        ),
+        Route::write(
+            "/v1/operator/scheduler/configuration",
+            Subject::Cluster,
+            Right::OperatorWrite,
+            set_scheduler_configuration,
+        ),
+        // Nomad lacks these: how the replicas stand.
+        Route::read(
+            "/v1/operator/state-digest",
+            Subject::Cluster,
+            Right::OperatorRead,
+            state_digest,
+        ),
+        Route::read("/v1/operator/invariants", Subject::Cluster, Right::OperatorRead, invariants),
+    ]
 }
 
 async fn raft_configuration(call: Call) -> Result<Answer, Error> {

@@ -2,16 +2,25 @@
 
 use std::collections::BTreeSet;
 
-use axum::{Router, routing::get};
-use fsm::{Extent, State, Text, table::TableId};
+use fsm::{Extent, State, Text, right::Right, table::TableId};
 
-use super::{Context, answer::Answer, call::Call, error::Error, view};
+use super::{
+    answer::Answer,
+    call::Call,
+    error::Error,
+    route::{Route, Subject},
+    view,
+};
 
 /// What a provider shows is in these.
 const TABLES: &[TableId] = &[TableId::ProviderStates, TableId::InstancePools];
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new().route("/v1/providers", get(list)).route("/v1/provider/{name}", get(read))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        // Nomad lacks providers: they are settings of the cluster.
+        Route::read("/v1/providers", Subject::Machines, Right::OperatorRead, list),
+        Route::read("/v1/provider/{name}", Subject::Machines, Right::OperatorRead, read),
+    ]
 }
 
 /// The providers that pools name, and those that a leader has called.

@@ -1,8 +1,7 @@
 //! Scaling: `/v1/job/ID/scale`, `/v1/scaling/policies` and `/v1/scaling/policy/ID`, in the form that Nomad's autoscaler reads.
 
-use axum::{Router, routing::get};
 use fsm::{
-    Command, JobKey, ScalingPolicyId, State,
+    Command, ScalingPolicyId, State,
     job::{GroupScaling, ScaleJob, ScalingPolicy},
     limits::SCALING_TEXT_BYTES_MAX,
     table::TableId,
@@ -10,27 +9,48 @@ use fsm::{
 use serde_json::{Value, json};
 
 use super::{
-    Context,
     answer::Answer,
     body::Fields,
     call::Call,
     error::Error,
-    job::{Target, job_reply},
+    job::job_reply,
     list::IdPrefix,
+    route::JobPath,
+    route::{Route, Subject, may},
     view,
 };
 
 const TABLES: &[TableId] = &[TableId::GroupScalings];
 const STATUS_TABLES: &[TableId] = &[TableId::Jobs, TableId::GroupScalings, TableId::Allocations];
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/scaling/policies", get(policies))
-        .route("/v1/scaling/policy/{id}", get(policy))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read(
+            "/v1/scaling/policies",
+            Subject::Namespaces,
+            may!(ListScalingPolicies, ListJobs),
+            policies,
+        ),
+        Route::read(
+            "/v1/scaling/policy/{id}",
+            Subject::ScalingPolicy,
+            may!(ReadScalingPolicy, ReadJob),
+            policy,
+        ),
+        Route::read(
+            "/v1/job/{job}/scale",
+            Subject::Namespace,
+            may!(ReadJob, ReadJobScaling),
+            status,
+        ),
+        Route::write("/v1/job/{job}/scale", Subject::Namespace, may!(ScaleJob, SubmitJob), scale),
+    ]
 }
 
 /// How the groups of a job stand, and what was done to their counts.
-pub(super) async fn status(call: &Call, key: &JobKey) -> Result<Answer, Error> {
+async fn status(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let key = &call.job_path()?.key(call)?;
     let index = |state: &State| {
         let job = state.jobs().get(key)?;
         let allocations = state.allocations_of_job(key).map(|row| row.modify_index);
@@ -43,7 +63,9 @@ pub(super) async fn status(call: &Call, key: &JobKey) -> Result<Answer, Error> {
 }
 
 /// Moves the count of a group, or records what an autoscaler says about it.
-pub(super) async fn scale(call: &Call, target: &Target) -> Result<Answer, Error> {
+async fn scale(call: Call) -> Result<Answer, Error> {
+    let call = &call;
+    let target = call.job_path()?;
     let body = call.json_required()?;
     let fields = Fields::of(&body)?;
     let group = group(call, target, &fields)?;
@@ -105,7 +127,7 @@ fn kept_meta(json: String, warnings: &mut Vec<String>) -> String {
 }
 
 /// The group that the body names. It may name job and namespace too, if they are those of the request.
-fn group<'a>(call: &Call, target: &Target, fields: &Fields<'a>) -> Result<&'a str, Error> {
+fn group<'a>(call: &Call, target: &JobPath, fields: &Fields<'a>) -> Result<&'a str, Error> {
     let named = fields.object("Target")?;
     let of = |name: &str| -> Result<&'a str, Error> {
         let Some(named) = &named else { return Ok("") };

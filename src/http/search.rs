@@ -5,19 +5,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use axum::Router;
-use fsm::{JobKey, State, table::TableId};
+use fsm::{JobKey, State, right::Right, table::TableId};
 use serde_json::{Value, json};
 
 use super::{
-    Context,
     answer::{Answer, Meta},
     blocking::tables_index,
     body::Fields,
     call::{Call, Namespaces},
     error::Error,
     list::IdPrefix,
-    writes,
+    route::{Route, Subject},
 };
 
 /// Matches of a context in an answer (Nomad's `limit_query`).
@@ -58,8 +56,12 @@ const PREFIX: [&str; 10] = [
 /// Contexts that only a fuzzy search has.
 const FUZZY: [&str; 6] = ["groups", "tasks", "services", "images", "commands", "classes"];
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new().route("/v1/search", writes(prefix)).route("/v1/search/fuzzy", writes(fuzzy))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        // Each kind asks for its own right.
+        Route::write("/v1/search", Subject::Several, Right::Several, prefix),
+        Route::write("/v1/search/fuzzy", Subject::Several, Right::Several, fuzzy),
+    ]
 }
 
 /// What is asked for.

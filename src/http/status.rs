@@ -1,15 +1,21 @@
 //! `/v1/status/…` and `/v1/regions`.
 
-use axum::{Router, routing::get};
 use serde_json::{Value, json};
 
-use super::{Context, answer::Answer, call::Call, error::Error};
+use super::{
+    answer::Answer,
+    call::Call,
+    error::Error,
+    route::{Route, Subject},
+};
+use fsm::right::Right;
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/status/leader", get(leader))
-        .route("/v1/status/peers", get(peers))
-        .route("/v1/regions", get(regions))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::read("/v1/status/leader", Subject::Cluster, Right::Nothing, leader),
+        Route::read("/v1/status/peers", Subject::Cluster, Right::Nothing, peers),
+        Route::read("/v1/regions", Subject::Cluster, Right::Nothing, regions),
+    ]
 }
 
 /// The leader's gRPC address as far as this server knows; empty when it knows none.

@@ -1,15 +1,26 @@
 //! `/v1/system/…`.
 
-use axum::{Router, routing::put};
 use leader::GarbageCollector;
 use serde_json::Value;
 
-use super::{Context, answer::Answer, call::Call, error::Error};
+use super::{
+    answer::Answer,
+    call::Call,
+    error::Error,
+    route::{Route, Subject},
+};
+use fsm::right::Right;
 
-pub(crate) fn routes() -> Router<Context> {
-    Router::new()
-        .route("/v1/system/gc", put(collect_garbage).post(collect_garbage))
-        .route("/v1/system/reconcile/summaries", put(reconcile).post(reconcile))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::write("/v1/system/gc", Subject::Cluster, Right::Management, collect_garbage),
+        Route::write(
+            "/v1/system/reconcile/summaries",
+            Subject::Cluster,
+            Right::Management,
+            reconcile,
+        ),
+    ]
 }
 
 /// Forgets all that has ended, however short ago. The rules are judged again where the commands are applied, so this server's view will do.

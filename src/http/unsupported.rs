@@ -1,116 +1,200 @@
 //! Nomad's endpoints that this server does not have: lists of things that cannot exist are empty (and never change, for who waits on
-//! them), the rest is refused by name with 501, so that a client can tell "not built" from a wrong path. Each has a row here, and one
-//! in `tests/routes.rs`: what is built loses its row.
+//! them), the rest is refused by name with 501, so that a client can tell "not built" from a wrong path. Each has a row here; what is built loses it.
 
-use axum::{
-    Router,
-    http::Uri,
-    routing::{MethodFilter, MethodRouter, get, on},
-};
+use fsm::right::Right;
 use serde_json::json;
 
-use super::{Context, answer::Answer, call::Call, error::Error};
+use super::{
+    answer::Answer,
+    call::Call,
+    error::Error,
+    route::{Route, Subject, Takes, may},
+};
 
-/// Lists of things that cannot exist here.
-const EMPTY: [&str; 2] = ["/v1/volumes", "/v1/plugins"];
-
-const READ: MethodFilter = MethodFilter::GET;
-/// Nomad takes both for a write.
-const WRITE: MethodFilter = MethodFilter::PUT.or(MethodFilter::POST);
-const DELETE: MethodFilter = MethodFilter::DELETE;
-const READ_WRITE: MethodFilter = READ.or(WRITE);
-const ALL: MethodFilter = READ_WRITE.or(DELETE);
-
-/// Paths that are refused by name, with the methods that Nomad takes there.
-const REFUSED: [(&str, MethodFilter); 57] = [
-    ("/.well-known/jwks.json", READ),
-    ("/.well-known/openid-configuration", READ),
-    ("/v1/acl/auth-method", WRITE),
-    ("/v1/acl/auth-method/{name}", ALL),
-    ("/v1/acl/auth-methods", READ),
-    ("/v1/acl/binding-rule", WRITE),
-    ("/v1/acl/binding-rule/{id}", ALL),
-    ("/v1/acl/binding-rules", READ),
-    ("/v1/acl/bootstrap", WRITE),
-    ("/v1/acl/identity/client-introduction-token", WRITE),
-    ("/v1/acl/login", WRITE),
-    ("/v1/acl/oidc/auth-url", WRITE),
-    ("/v1/acl/oidc/complete-auth", WRITE),
-    ("/v1/acl/policies", READ),
-    ("/v1/acl/policy/{name}", ALL),
-    ("/v1/acl/role", WRITE),
-    ("/v1/acl/role/name/{name}", READ),
-    ("/v1/acl/role/{id}", ALL),
-    ("/v1/acl/roles", READ),
-    ("/v1/acl/token", WRITE),
-    ("/v1/acl/token/onetime", WRITE),
-    ("/v1/acl/token/onetime/exchange", WRITE),
-    ("/v1/acl/token/{id}", ALL),
-    ("/v1/acl/tokens", READ),
-    ("/v1/agent/host", READ),
-    ("/v1/agent/keyring/{operation}", ALL),
-    ("/v1/agent/monitor", READ),
-    ("/v1/agent/monitor/export", READ),
-    ("/v1/agent/pprof/{*profile}", READ),
-    ("/v1/agent/reload", WRITE),
-    ("/v1/agent/servers", WRITE),
-    ("/v1/client/allocations/prometheus-sd", READ),
-    ("/v1/client/identity", READ),
-    ("/v1/client/identity/renew", WRITE),
-    ("/v1/event/stream", READ),
-    ("/v1/jobs/statuses", READ_WRITE),
-    ("/v1/operator/autopilot/configuration", READ_WRITE),
-    ("/v1/operator/autopilot/health", READ),
-    ("/v1/operator/keyring/key/{id}", DELETE),
-    ("/v1/operator/keyring/keys", READ),
-    ("/v1/operator/keyring/rotate", WRITE),
-    ("/v1/operator/snapshot", READ_WRITE),
-    ("/v1/operator/upgrade-check/{*check}", READ),
-    ("/v1/plugin/csi/{id}", READ),
-    ("/v1/service/{name}", READ),
-    ("/v1/service/{name}/{id}", DELETE),
-    ("/v1/services", READ),
-    ("/v1/var/{*path}", ALL),
-    ("/v1/vars", READ),
-    ("/v1/volume/csi/{id}", ALL),
-    ("/v1/volume/csi/{id}/{action}", ALL),
-    ("/v1/volume/host/{id}", ALL),
-    ("/v1/volume/host/{id}/{action}", ALL),
-    ("/v1/volumes/claim/{id}", DELETE),
-    ("/v1/volumes/claims", READ),
-    ("/v1/volumes/external", READ),
-    ("/v1/volumes/snapshot", ALL),
+/// Routes that are refused by name: their methods, and what they are about and need.
+const REFUSED: &[(&[Takes], &str, Subject, Right)] = &[
+    (&[Takes::Read], "/.well-known/jwks.json", Subject::Access, Right::Nothing),
+    (&[Takes::Read], "/.well-known/openid-configuration", Subject::Access, Right::Nothing),
+    (&[Takes::Write], "/v1/acl/auth-method", Subject::Access, Right::Management),
+    (
+        &[Takes::Read, Takes::Write, Takes::Delete],
+        "/v1/acl/auth-method/{name}",
+        Subject::Access,
+        Right::Management,
+    ),
+    (&[Takes::Read], "/v1/acl/auth-methods", Subject::Access, Right::Nothing),
+    (&[Takes::Write], "/v1/acl/binding-rule", Subject::Access, Right::Management),
+    (
+        &[Takes::Read, Takes::Write, Takes::Delete],
+        "/v1/acl/binding-rule/{id}",
+        Subject::Access,
+        Right::Management,
+    ),
+    (&[Takes::Read], "/v1/acl/binding-rules", Subject::Access, Right::Management),
+    (&[Takes::Write], "/v1/acl/bootstrap", Subject::Access, Right::Nothing),
+    (
+        &[Takes::Write],
+        "/v1/acl/identity/client-introduction-token",
+        Subject::Access,
+        Right::NodeWrite,
+    ),
+    (&[Takes::Write], "/v1/acl/login", Subject::Access, Right::Nothing),
+    (&[Takes::Write], "/v1/acl/oidc/auth-url", Subject::Access, Right::Nothing),
+    (&[Takes::Write], "/v1/acl/oidc/complete-auth", Subject::Access, Right::Nothing),
+    (&[Takes::Read], "/v1/acl/policies", Subject::Access, Right::AnyToken),
+    (&[Takes::Read], "/v1/acl/policy/{name}", Subject::Access, Right::AnyToken),
+    (&[Takes::Write, Takes::Delete], "/v1/acl/policy/{name}", Subject::Access, Right::Management),
+    (&[Takes::Write], "/v1/acl/role", Subject::Access, Right::Management),
+    (&[Takes::Read], "/v1/acl/role/name/{name}", Subject::Access, Right::AnyToken),
+    (&[Takes::Read], "/v1/acl/role/{id}", Subject::Access, Right::AnyToken),
+    (&[Takes::Write, Takes::Delete], "/v1/acl/role/{id}", Subject::Access, Right::Management),
+    (&[Takes::Read], "/v1/acl/roles", Subject::Access, Right::AnyToken),
+    (&[Takes::Write], "/v1/acl/token", Subject::Access, Right::Management),
+    (&[Takes::Write], "/v1/acl/token/onetime", Subject::Access, Right::AnyToken),
+    (&[Takes::Write], "/v1/acl/token/onetime/exchange", Subject::Access, Right::Nothing),
+    (&[Takes::Read], "/v1/acl/token/{id}", Subject::Access, Right::AnyToken),
+    (&[Takes::Write, Takes::Delete], "/v1/acl/token/{id}", Subject::Access, Right::Management),
+    (&[Takes::Read], "/v1/acl/tokens", Subject::Access, Right::Management),
+    (&[Takes::Read], "/v1/agent/host", Subject::Agent, Right::AgentRead),
+    (
+        &[Takes::Read, Takes::Write, Takes::Delete],
+        "/v1/agent/keyring/{operation}",
+        Subject::Agent,
+        Right::AgentWrite,
+    ),
+    (&[Takes::Read], "/v1/agent/monitor", Subject::Agent, Right::AgentRead),
+    (&[Takes::Read], "/v1/agent/monitor/export", Subject::Agent, Right::AgentRead),
+    (&[Takes::Read], "/v1/agent/pprof/{*profile}", Subject::Agent, Right::AgentWrite),
+    (&[Takes::Write], "/v1/agent/reload", Subject::Agent, Right::AgentWrite),
+    (&[Takes::Write], "/v1/agent/servers", Subject::Agent, Right::AgentWrite),
+    (&[Takes::Read], "/v1/client/allocations/prometheus-sd", Subject::Node, Right::NodeRead),
+    (&[Takes::Read], "/v1/client/identity", Subject::Node, Right::NodeRead),
+    (&[Takes::Write], "/v1/client/identity/renew", Subject::Node, Right::NodeWrite),
+    (&[Takes::Read], "/v1/event/stream", Subject::Several, Right::Several),
+    (&[Takes::Read], "/v1/job/{job}/services", Subject::Namespace, may!(ReadJob)),
+    (&[Takes::Read], "/v1/job/{job}/actions", Subject::Namespace, may!(ReadJob)),
+    (&[Takes::Read], "/v1/job/{job}/action", Subject::Namespace, may!(AllocExec)),
+    (&[Takes::Read, Takes::Write], "/v1/jobs/statuses", Subject::Namespaces, may!(ReadJob)),
+    (&[Takes::Read], "/v1/operator/autopilot/configuration", Subject::Cluster, Right::OperatorRead),
+    (
+        &[Takes::Write],
+        "/v1/operator/autopilot/configuration",
+        Subject::Cluster,
+        Right::OperatorWrite,
+    ),
+    (&[Takes::Read], "/v1/operator/autopilot/health", Subject::Cluster, Right::OperatorRead),
+    (&[Takes::Delete], "/v1/operator/keyring/key/{id}", Subject::Cluster, Right::KeyringDelete),
+    (&[Takes::Read], "/v1/operator/keyring/keys", Subject::Cluster, Right::KeyringRead),
+    (&[Takes::Write], "/v1/operator/keyring/rotate", Subject::Cluster, Right::KeyringRotate),
+    (&[Takes::Read], "/v1/operator/snapshot", Subject::Cluster, Right::SnapshotSave),
+    (&[Takes::Write], "/v1/operator/snapshot", Subject::Cluster, Right::Management),
+    (&[Takes::Read], "/v1/operator/upgrade-check/{*check}", Subject::Cluster, Right::OperatorRead),
+    (&[Takes::Read], "/v1/plugin/csi/{id}", Subject::Cluster, Right::PluginRead),
+    (&[Takes::Read], "/v1/service/{name}", Subject::Namespaces, may!(ReadJob)),
+    (
+        &[Takes::Delete],
+        "/v1/service/{name}/{id}",
+        Subject::Namespace,
+        may!(SubmitJob, DeleteServiceRegistration),
+    ),
+    (&[Takes::Read], "/v1/services", Subject::Namespaces, may!(ReadJob)),
+    (&[Takes::Read], "/v1/var/{*path}", Subject::Variable, Right::VariableRead),
+    (&[Takes::Write], "/v1/var/{*path}", Subject::Variable, Right::VariableWrite),
+    (&[Takes::Delete], "/v1/var/{*path}", Subject::Variable, Right::VariableDestroy),
+    (&[Takes::Read], "/v1/vars", Subject::Variable, Right::VariableList),
+    (
+        &[Takes::Read],
+        "/v1/volume/csi/{id}",
+        Subject::Namespace,
+        may!(CsiReadVolume, CsiMountVolume, ReadJob),
+    ),
+    (
+        &[Takes::Write, Takes::Delete],
+        "/v1/volume/csi/{id}",
+        Subject::Namespace,
+        may!(CsiWriteVolume),
+    ),
+    (
+        &[Takes::Read, Takes::Write],
+        "/v1/volume/csi/{id}/{action}",
+        Subject::Namespace,
+        may!(CsiWriteVolume),
+    ),
+    (
+        &[Takes::Delete],
+        "/v1/volume/csi/{id}/{action}",
+        Subject::Namespace,
+        may!(CsiWriteVolume, CsiMountVolume),
+    ),
+    (&[Takes::Read], "/v1/volume/host/{id}", Subject::Namespace, may!(HostVolumeRead)),
+    (
+        &[Takes::Write],
+        "/v1/volume/host/{id}",
+        Subject::Namespace,
+        may!(HostVolumeCreate, HostVolumeRegister),
+    ),
+    (&[Takes::Delete], "/v1/volume/host/{id}", Subject::Namespace, may!(HostVolumeDelete)),
+    (
+        &[Takes::Read, Takes::Write],
+        "/v1/volume/host/{id}/{action}",
+        Subject::Namespace,
+        may!(HostVolumeCreate, HostVolumeRegister),
+    ),
+    (&[Takes::Delete], "/v1/volume/host/{id}/{action}", Subject::Namespace, may!(HostVolumeDelete)),
+    (&[Takes::Delete], "/v1/volumes/claim/{id}", Subject::Namespace, may!(HostVolumeDelete)),
+    (&[Takes::Read], "/v1/volumes/claims", Subject::Namespaces, may!(HostVolumeRead)),
+    (
+        &[Takes::Read],
+        "/v1/volumes/external",
+        Subject::Namespaces,
+        may!(CsiListVolume, CsiReadVolume, CsiMountVolume, ListJobs),
+    ),
+    (
+        &[Takes::Read],
+        "/v1/volumes/snapshot",
+        Subject::Namespaces,
+        may!(CsiListVolume, CsiReadVolume, CsiMountVolume, ListJobs),
+    ),
+    (
+        &[Takes::Write, Takes::Delete],
+        "/v1/volumes/snapshot",
+        Subject::Namespace,
+        may!(CsiWriteVolume),
+    ),
 ];
 
 /// What only Nomad Enterprise has, refused in its words, which clients know.
-const ENTERPRISE: [(&str, MethodFilter); 12] = [
-    ("/v1/operator/license", READ_WRITE),
-    ("/v1/operator/utilization", READ_WRITE),
-    ("/v1/quota", WRITE),
-    ("/v1/quota-usages", READ),
-    ("/v1/quota/{*rest}", ALL),
-    ("/v1/quotas", READ),
-    ("/v1/recommendation", WRITE),
-    ("/v1/recommendation/{*rest}", ALL),
-    ("/v1/recommendations", READ),
-    ("/v1/recommendations/apply", WRITE),
-    ("/v1/sentinel/policies", READ),
-    ("/v1/sentinel/policy/{*rest}", ALL),
+const ENTERPRISE: &[(&[Takes], &str)] = &[
+    (&[Takes::Read, Takes::Write], "/v1/operator/license"),
+    (&[Takes::Read, Takes::Write], "/v1/operator/utilization"),
+    (&[Takes::Write], "/v1/deployment/unblock/{id}"),
+    (&[Takes::Write], "/v1/quota"),
+    (&[Takes::Read], "/v1/quota-usages"),
+    (&[Takes::Read, Takes::Write, Takes::Delete], "/v1/quota/{*rest}"),
+    (&[Takes::Read], "/v1/quotas"),
+    (&[Takes::Write], "/v1/recommendation"),
+    (&[Takes::Read, Takes::Write, Takes::Delete], "/v1/recommendation/{*rest}"),
+    (&[Takes::Read], "/v1/recommendations"),
+    (&[Takes::Write], "/v1/recommendations/apply"),
+    (&[Takes::Read], "/v1/sentinel/policies"),
+    (&[Takes::Read, Takes::Write, Takes::Delete], "/v1/sentinel/policy/{*rest}"),
 ];
 
-pub(crate) fn routes() -> Router<Context> {
-    let mut router = Router::new().route("/v1/allocation/{id}/checks", get(checks));
-    for path in EMPTY {
-        router = router.route(path, get(empty));
+pub(super) fn routes() -> Vec<Route> {
+    let volumes = may!(CsiListVolume, CsiReadVolume, CsiMountVolume, HostVolumeRead, ListJobs);
+    let mut routes = vec![
+        Route::read("/v1/allocation/{id}/checks", Subject::Allocation, may!(ReadJob), checks),
+        // Things that cannot exist here.
+        Route::read("/v1/volumes", Subject::Namespaces, volumes, empty),
+        Route::read("/v1/plugins", Subject::Cluster, Right::PluginRead, empty),
+    ];
+    for (methods, path, subject, right) in REFUSED {
+        routes.extend(methods.iter().map(|takes| Route::refused(*takes, path, *subject, *right)));
     }
-    for (path, methods) in REFUSED {
-        let refuse: MethodRouter<Context> = on(methods, refused);
-        router = router.route(path, refuse);
+    for (methods, path) in ENTERPRISE {
+        routes.extend(methods.iter().map(|takes| Route::enterprise(*takes, path)));
     }
-    for (path, methods) in ENTERPRISE {
-        router = router.route(path, on(methods, enterprise));
-    }
-    router
+    routes
 }
 
 async fn empty(call: Call) -> Result<Answer, Error> {
@@ -120,12 +204,4 @@ async fn empty(call: Call) -> Result<Answer, Error> {
 /// No checks of services are run.
 async fn checks(call: Call) -> Result<Answer, Error> {
     call.document(&[], |_| Ok(json!({}))).await
-}
-
-async fn enterprise() -> Error {
-    Error::enterprise_only()
-}
-
-async fn refused(uri: Uri) -> Error {
-    Error::unsupported(uri.path())
 }

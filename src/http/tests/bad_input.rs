@@ -243,7 +243,7 @@ fn routes() -> Vec<Case> {
             404,
             "job not found",
         ),
-        case("GET", "/v1/job/web/services", "", 501, "job services"),
+        case("GET", "/v1/job/web/services", "", 501, "/v1/job/web/services is not supported"),
         case("PUT", "/v1/job/web/periodic/force", "{}", 404, "job not found"),
         case("DELETE", "/v1/job/web/versions/v1/tag", "", 404, "job not found"),
         case("GET", "/v1/job/web/versions/v1/tag", "", 405, "not allowed"),
