@@ -134,8 +134,8 @@ impl World {
             }
             // Judged after a round that did nothing: what the last one brought about had its turn.
             let passed = self.clock_ms - began;
-            let may_settle = passed < QUIET_MS_MAX + SETTLE_MS_MAX;
-            if passed >= QUIET_MS_MAX && (!may_settle || self.rests()) {
+            let is_late = passed >= QUIET_MS_MAX + SETTLE_MS_MAX && !self.is_begun();
+            if passed >= QUIET_MS_MAX && (is_late || self.rests()) {
                 break;
             }
             let open = self.has_open_work();
@@ -154,7 +154,17 @@ impl World {
         let is_at_rest = leader.is_some_and(|leadership| {
             leadership.is_idle() && !blocked.any(|row| leadership.dispatch().holds(row.id))
         });
-        is_at_rest && self.unsettled_pools().is_empty()
+        is_at_rest && !self.is_begun() && self.unsettled_pools().is_empty()
+    }
+
+    /// A job has an evaluation that is new and not done: it may wait for its time, and the leader has nothing to do until then.
+    fn is_begun(&self) -> bool {
+        let leader = self.servers[self.log.leader].leadership.as_ref();
+        let now = leader.map_or(0, |leadership| leadership.now(self.clock_ms));
+        let mut rows = self.log.truth().evaluations().iter();
+        rows.any(|row| {
+            row.status == EvaluationStatus::Pending && row.created_at + SETTLE_MS_MAX > now
+        })
     }
 
     /// Everything that can happen now happens once. False: nothing changed but time may pass.

@@ -160,7 +160,9 @@ impl Ending<'_> {
         };
         self.rows(group).any(|row| {
             let own = row.deployment.filter(|own| own.id == deployment.id);
-            is_live(row) && own.is_some_and(|own| own.is_healthy() != Some(true))
+            // One that a person calls healthy before it runs is looked at when it does.
+            let begins = row.client == ClientStatus::Pending;
+            is_live(row) && own.is_some_and(|own| begins || own.is_healthy() != Some(true))
         })
     }
 
