@@ -1,6 +1,7 @@
 //! `/v1/agent/…`: this server as its operators see it.
 
 use axum::http::StatusCode;
+use fsm::right::Right;
 use serde_json::{Value, json};
 
 use super::{
@@ -15,7 +16,6 @@ use crate::{
     api::ReadMode,
     telemetry::{self, LevelError},
 };
-use fsm::right::Right;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![

@@ -1,5 +1,6 @@
 //! `/v1/status/…` and `/v1/regions`.
 
+use fsm::right::Right;
 use serde_json::{Value, json};
 
 use super::{
@@ -8,7 +9,6 @@ use super::{
     error::Error,
     route::{Route, Subject},
 };
-use fsm::right::Right;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![

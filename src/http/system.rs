@@ -1,5 +1,6 @@
 //! `/v1/system/…`.
 
+use fsm::right::Right;
 use leader::GarbageCollector;
 use serde_json::Value;
 
@@ -9,7 +10,6 @@ use super::{
     error::Error,
     route::{Route, Subject},
 };
-use fsm::right::Right;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![

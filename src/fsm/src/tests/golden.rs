@@ -872,6 +872,9 @@ fn nothing_fresh_is_left_of_a_request() {
             continue; // What the leader makes is no request.
         }
         let text = format!("{command:?}");
+        // The children of a dispatch have one each.
+        let has_one = text.contains(" evaluation: ") && name != "DispatchJob";
+        assert_eq!(evaluation.is_some(), has_one, "{name}: the row has it first");
         for field in ["evaluation: ", "evaluation_ids: "] {
             let values = text.split(field).skip(1);
             let empty = [format!("{:?}", EvaluationId::default()), "[]".to_owned()];
