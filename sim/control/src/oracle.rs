@@ -322,6 +322,10 @@ impl Pass<'_> {
     /// I38: when there are too many instances, of those that are well those of the highest names go.
     fn stops_highest_names(&self, found: &mut Found) {
         let plan = self.plan;
+        // What the applier dropped may have carried on the name of what goes; the pass is made again.
+        if plan.outcome.is_none() {
+            return;
+        }
         let Some(job) = self.snapshot.jobs().get(&plan.job).filter(|job| !job.stop) else { return };
         let Some(spec) = self.snapshot.current_spec(job) else { return };
         for group in spec.groups.iter().filter(|_| !spec.kind.is_per_node()) {

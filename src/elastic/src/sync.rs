@@ -38,7 +38,7 @@ pub struct Lists {
 pub struct Asked<'a> {
     pub provider: &'a Text,
     pub began_at: u64,
-    /// An instance that was seen within this time is not gone, ms.
+    /// An instance that was seen, or given up on, within this time before `began_at` is not gone, ms.
     pub grace_ms: u64,
     /// A create may have made a machine that nobody knows by its id yet.
     pub has_creates: bool,

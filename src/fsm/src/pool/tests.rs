@@ -580,6 +580,32 @@ fn an_instance_is_gone_after_two_lists_and_the_grace() {
     assert_eq!(driver.open_evaluations("t").len(), before + 1, "the job is looked at again");
 }
 
+/// A create whose answer was given up on may be carried out while a list is on its way.
+#[test]
+fn the_grace_ends_when_a_list_begins_not_when_it_is_answered() {
+    let mut driver = with_pool();
+    let id = driver.instance("gpu", "small", "a");
+    driver.at_seconds(30);
+    let first = list(&driver, 1, Vec::new(), &[id]);
+    driver.accept(first);
+    driver.at_seconds(40);
+    let slow = list(&driver, 2, Vec::new(), &[id]);
+    driver.at_seconds(160);
+    driver.accept(slow);
+    assert_eq!(driver.instance_row(id).missing, 2, "it was seen shortly before the list began");
+    driver.shut_down(id, ShutdownCause::Expired);
+    for (seconds, epoch) in [(170, 3), (210, 4)] {
+        driver.at_seconds(seconds);
+        let missing = list(&driver, epoch, Vec::new(), &[id]);
+        driver.accept(missing);
+    }
+    assert_eq!(driver.instance_row(id).missing, 2, "it was given up on shortly before");
+    driver.at_seconds(220);
+    let fresh = list(&driver, 5, Vec::new(), &[id]);
+    driver.accept(fresh);
+    assert!(!driver.state.instances().contains(&id));
+}
+
 #[test]
 fn a_list_says_nothing_of_other_scopes_or_of_what_came_later() {
     let mut driver = with_pool();
