@@ -156,7 +156,8 @@ fn was_blocked(evaluation: &Evaluation) -> bool {
 }
 
 /// Whether a blocked evaluation of the same job version waits for everything that this one would wait for: also for each of its groups, because
-/// a class that is of no use to others may be of use to this one.
+/// a class that is of no use to others may be of use to this one. What it takes for useless must be useless to this one as well: it may have asked
+/// for the current version, and this one for an older that stands in for it, or the other way round.
 fn covered(draft: &Draft<'_>, classes: &ClassSummary) -> bool {
     let own = draft.pass.evaluation.id;
     let version = draft.target.job.map_or(0, |job| job.job_modify_index);
@@ -167,8 +168,8 @@ fn covered(draft: &Draft<'_>, classes: &ClassSummary) -> bool {
             && open.job_modify_index == version
             && (open.escaped || !classes.escaped)
             && draft.failed_groups.keys().all(|group| open.failed_groups.contains_key(group))
-            && classes.eligibility.iter().all(|(class, eligible)| {
-                !eligible || open.class_eligibility.get(class).copied().unwrap_or(true)
+            && open.class_eligibility.iter().all(|(class, eligible)| {
+                *eligible || classes.eligibility.get(class) == Some(&false)
             })
     })
 }

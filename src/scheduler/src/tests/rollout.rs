@@ -700,6 +700,35 @@ fn an_older_version_stands_in_for_what_a_drain_ends() {
     }
 }
 
+/// An evaluation that waits for room for the current version does not wait for room for the older one that comes back once the deployment has failed: it
+/// sleeps through gains of classes that are of no use to it.
+#[test]
+fn who_waits_for_the_current_version_does_not_wait_for_an_older_one() {
+    let mut cluster = Cluster::with_nodes(1);
+    let spec = service(1, 1, 0);
+    cluster.run(&spec);
+    let old = cluster.live(&spec)[0].id;
+    let mut spec = next(&spec, "two");
+    spec.groups[0].constraints.push(Constraint {
+        left: "${attr.kind}".into(),
+        operand: "=".into(),
+        right: "big".into(),
+    });
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    let [waiting] = plan.blocked()[..] else { panic!("nobody waits: {plan:?}") };
+    assert!(waiting.class_eligibility.values().all(|eligible| !eligible));
+    cluster.begin(&plan);
+    cluster.put_evaluation(waiting.clone());
+    act(&mut cluster, &spec, "fail");
+    cluster.end(old, ClientStatus::Lost);
+    cluster.change_node(1, |node| node.eligibility.ineligible = true);
+    let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+    assert_eq!(plan.queued(), 1);
+    let [waiting] = plan.blocked()[..] else { panic!("nobody waits for the older: {plan:?}") };
+    assert!(waiting.class_eligibility.values().all(|eligible| *eligible));
+}
+
 /// A group that is updated all at once is no part of the deployment: what that comes to is nothing to it.
 #[test]
 fn a_group_without_steps_goes_on_while_a_deployment_is_over() {
