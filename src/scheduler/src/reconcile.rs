@@ -65,8 +65,8 @@ pub(crate) struct PlaceWish<'a> {
     pub(crate) canary: bool,
     /// An older version of the job that it runs; none: the current one.
     pub(crate) version: Option<u64>,
-    /// The older version that takes its place when it finds no room.
-    pub(crate) stand_in: Option<u64>,
+    /// The older versions that take its place when it finds no room, the newest first.
+    pub(crate) stand_ins: Vec<u64>,
     /// The allocation whose place it takes.
     pub(crate) previous: Option<&'a Allocation>,
     /// The previous one failed: it is stopped if this one is placed, and its nodes are avoided.
@@ -81,7 +81,7 @@ impl PlaceWish<'_> {
             name_index,
             canary,
             version: None,
-            stand_in: None,
+            stand_ins: Vec::new(),
             previous: None,
             rescheduled: false,
             history: Vec::new(),
@@ -100,6 +100,11 @@ impl PlaceWish<'_> {
         let is_current = |row: &Allocation| (row.job_create_index, row.job_version) == version;
         !self.canary && !self.rescheduled && self.previous.is_some_and(is_current)
     }
+
+    /// Whether the next pass knows it as a missing instance only, if it is not placed: what it takes the place of, if anything, is not there any more.
+    fn is_missing_next(&self) -> bool {
+        !self.canary && !self.rescheduled
+    }
 }
 
 /// What a group needs.
@@ -109,6 +114,8 @@ pub(crate) struct Changes<'a> {
     pub(crate) placements: Vec<PlaceWish<'a>>,
     /// What stands in for instances that are missing while the deployment holds back what is new.
     pub(crate) stand_in: Option<StandIn>,
+    /// What stands in for them in the next pass if nothing comes back of those that end.
+    pub(crate) next_stand_in: Option<StandIn>,
     /// Kept allocations of older versions: those that are not well, then the others, by name.
     pub(crate) outdated: Vec<&'a Allocation>,
     /// Failed allocations to be replaced later.
@@ -137,8 +144,8 @@ pub(crate) struct StandIn {
 
 impl Changes<'_> {
     /// Leaves of the placements those that take the place of another, in the version of that one; those that are missing of an older version, in that; and
-    /// canaries if the deployment takes some. What takes the place of one of the current version that ends anyway is stood in for if it finds no room: the
-    /// next pass would know of a missing instance only, but nothing that happens would bring that pass about.
+    /// canaries if the deployment takes some. What finds no room is stood in for as the next pass would do it, which knows of missing instances only and
+    /// not of what ends now: nothing that happens would bring that pass about.
     pub(crate) fn hold(&mut self, version: (u64, u64), takes_canaries: bool) {
         self.is_held = true;
         let stand_in = self.stand_in;
@@ -160,7 +167,17 @@ impl Changes<'_> {
         let ends = |wish: &&mut PlaceWish<'_>| wish.takes_over_current(version);
         let wishes = self.placements.iter_mut().filter(ends);
         for wish in wishes.filter(|wish| wish.name_index < older.count).take(free as usize) {
-            wish.stand_in = Some(older.version);
+            wish.stand_ins.push(older.version);
+        }
+        let Some(next) = self.next_stand_in.filter(|next| next.version != older.version) else {
+            return;
+        };
+        let free = self.free_of(next, version);
+        let is_other = |wish: &PlaceWish<'_>| wish.version != Some(next.version);
+        let wishes = self.placements.iter_mut();
+        let wishes = wishes.filter(|wish| wish.is_missing_next() && is_other(wish));
+        for wish in wishes.filter(|wish| wish.name_index < next.count).take(free as usize) {
+            wish.stand_ins.push(next.version);
         }
     }
 
@@ -247,10 +264,11 @@ pub(crate) fn group<'a>(
     changes.names =
         Names { taken: names(&sorted.kept), reserved: names(&predecessors), free_from: 0 };
     of.place(&sorted, wanted, false, &mut changes);
-    let may_be_older =
-        |wish: &PlaceWish<'_>| wish.previous.is_none() || wish.takes_over_current(version);
-    if changes.placements.iter().any(may_be_older) {
-        changes.stand_in = of.stand_in(&sorted);
+    if changes.placements.iter().any(PlaceWish::is_missing_next) {
+        let stay = [&sorted.kept, &sorted.failed_now];
+        let end = [&sorted.migrating, &sorted.lost];
+        changes.stand_in = of.stand_in(&[stay, end].concat());
+        changes.next_stand_in = of.stand_in(&stay);
     }
     of.keep_canaries(&canaries, &mut changes);
     changes.has_run = allocations
@@ -323,16 +341,16 @@ impl<'a> Of<'a, '_> {
     }
 
     /// The older version whose instances come back while the deployment holds back what is new, whether or not somebody knows what they take the place of:
-    /// the newest that an instance of the group runs, else the last stable one.
-    fn stand_in(&self, sorted: &Sorted<'a>) -> Option<StandIn> {
+    /// the newest that one of these instances of the group runs, else the last stable one.
+    fn stand_in(&self, lists: &[&Vec<&'a Allocation>]) -> Option<StandIn> {
         let strategy = self.rollout.strategy(self.group)?;
         let may_begin = self.rollout.may_begin_with_canaries() && strategy.canaries > 0;
         if self.rollout.is_open(self.group, may_begin) {
             return None;
         }
         let (created, current) = self.version;
-        let rows = [&sorted.kept, &sorted.migrating, &sorted.lost, &sorted.failed_now];
-        let rows = rows.into_iter().flatten().filter(|row| row.job_create_index == created);
+        let rows = lists.iter().copied().flatten();
+        let rows = rows.filter(|row| row.job_create_index == created);
         let newest = rows.map(|row| row.job_version).filter(|version| *version != current).max();
         let version = newest.or_else(|| self.last_stable())?;
         let spec = self.pass.state.job_spec(&self.pass.evaluation.job, created, version)?;
@@ -507,7 +525,7 @@ impl<'a> Of<'a, '_> {
             },
             canary,
             version: None,
-            stand_in: None,
+            stand_ins: Vec::new(),
             previous: Some(allocation),
             rescheduled,
             history,

@@ -78,6 +78,8 @@ pub(crate) fn schedule<'a>(
         older,
         stack,
         failed: BTreeSet::new(),
+        stood_in: BTreeMap::new(),
+        placed: BTreeSet::new(),
         in_place: BTreeSet::new(),
         retried: BTreeSet::new(),
         replaced: BTreeSet::new(),
@@ -105,7 +107,8 @@ fn older_versions(
             continue;
         }
         let versions = own.placements.iter().filter_map(|wish| wish.older_version(version));
-        let versions = versions.chain(own.stand_in.map(|stand_in| stand_in.version));
+        let stand_ins = [own.stand_in, own.next_stand_in].into_iter().flatten();
+        let versions = versions.chain(stand_ins.map(|stand_in| stand_in.version));
         older.extend(versions.map(|version| (number, version)));
     }
     older.sort_unstable();
@@ -163,6 +166,10 @@ struct Work<'a> {
     stack: Option<Stack<'a>>,
     /// Groups of the stack of which an instance could not be placed: an older version has no say in what becomes of the current one.
     failed: BTreeSet<usize>,
+    /// Of these, those that nobody waits for yet, because an older version was asked to stand in, with what stood in the way.
+    stood_in: BTreeMap<usize, Box<Metrics>>,
+    /// Groups of the stack of which an instance was placed.
+    placed: BTreeSet<usize>,
     /// Groups of which an instance takes the new version as it runs.
     in_place: BTreeSet<usize>,
     /// Failed allocations that the new version would have left as they are.
@@ -408,22 +415,38 @@ impl<'a> Work<'a> {
         let mut failure = None;
         if !self.failed.contains(&in_stack) {
             match self.try_place(in_stack, group, wish, reason) {
-                Tried::Placed => return true,
+                Tried::Placed => {
+                    self.placed.insert(in_stack);
+                    return true;
+                }
                 Tried::PlanFull => return false,
                 Tried::NoRoom(metrics) => failure = Some(metrics),
             }
             self.failed.insert(in_stack);
         }
-        if wish.stand_in.is_some() {
-            let version = wish.stand_in;
-            let older = PlaceWish { version, ..PlaceWish::new(wish.name_index, false) };
+        // Something of a newer version has come back: that one stands in.
+        let stands_in = |version: u64| !self.has_placed(number, version.saturating_add(1));
+        if let Some((version, rest)) = wish.stand_ins.split_first()
+            && stands_in(*version)
+        {
+            let (version, stand_ins) = (Some(*version), rest.to_vec());
+            let older = PlaceWish { version, stand_ins, ..PlaceWish::new(wish.name_index, false) };
+            self.stood_in.extend(failure.map(|metrics| (in_stack, metrics)));
             return self.place(number, group, &older, None);
         }
-        match failure {
+        match failure.or_else(|| self.stood_in.remove(&in_stack)) {
             Some(metrics) => self.draft.fail(&group.name, wish.version, 1, *metrics),
             None => self.count_failure(group, wish.version),
         }
         true
+    }
+
+    /// Whether an instance of a group was placed in an older version that is not older than this one.
+    fn has_placed(&self, number: usize, least: u64) -> bool {
+        self.older.iter().any(|(of, version)| {
+            let in_stack = self.number_in_stack(number, Some(*version));
+            *of == number && *version >= least && self.placed.contains(&in_stack)
+        })
     }
 
     /// The group of the stack that is asked for a group of the job, in an older version of it if there is one.

@@ -700,6 +700,84 @@ fn an_older_version_stands_in_for_what_a_drain_ends() {
     }
 }
 
+/// A drain ends an instance of an older version that no other node takes, while one of a still older version holds its place. The next pass would ask
+/// for that one: it stands in at once, or waits for room.
+#[test]
+fn a_still_older_version_stands_in_for_what_a_drain_ends() {
+    for has_room in [true, false] {
+        let mut cluster = Cluster::with_nodes(3);
+        let mut spec = service(2, 1, 0);
+        spec.groups[0].reschedule = None;
+        cluster.run(&spec);
+        let mut rows = cluster.live(&spec);
+        rows.sort_by_key(|row| row.name_index);
+        let (moved, failed) = (rows[0].id, rows[1].id);
+        let mut spec = next(&spec, "two");
+        spec.groups[0].constraints.push(Constraint {
+            left: "${node.unique.name}".into(),
+            operand: "=".into(),
+            right: "no such node".into(),
+        });
+        cluster.register(&spec);
+        // Version 1 has taken one place, and nothing else takes it.
+        cluster.change(moved, |row| row.job_version = 1);
+        let spec = next(&spec, "three");
+        cluster.register(&spec);
+        let plan = cluster.plan(&spec, Trigger::JobRegister);
+        cluster.begin(&plan);
+        act(&mut cluster, &spec, "fail");
+        cluster.end(failed, ClientStatus::Failed);
+        cluster.change(moved, |row| row.transition.migrate = true);
+        for number in 1..=3 {
+            cluster.change_node(number, |node| node.eligibility.ineligible = !has_room);
+        }
+        let plan = cluster.plan(&spec, Trigger::NodeDrain);
+        let versions: Vec<_> = plan.placements.iter().map(|one| one.version).collect();
+        assert_eq!(versions, if has_room { vec![Some(0)] } else { vec![] });
+        assert_eq!((plan.stops.len(), plan.queued()), (1, u32::from(!has_room)));
+        cluster.begin(&plan);
+        for number in 1..=3 {
+            cluster.change_node(number, |node| node.eligibility.ineligible = false);
+        }
+        let plan = cluster.plan(&spec, Trigger::NodeUpdate);
+        assert_eq!(plan.placements.len(), usize::from(!has_room), "what was wanted, later");
+    }
+}
+
+/// An older version stands in for one of two that end: the other waits for room.
+#[test]
+fn what_nothing_stands_in_for_waits() {
+    let mut cluster = Cluster::with_nodes(2);
+    let spec = service(1, 2, 0);
+    cluster.run(&spec);
+    let mut spec = next(&spec, "two");
+    spec.groups[0].count = 2;
+    cluster.register(&spec);
+    let plan = cluster.plan(&spec, Trigger::JobRegister);
+    cluster.begin(&plan);
+    act(&mut cluster, &spec, "fail");
+    let rows: Vec<_> = cluster.live(&spec).into_iter().map(|row| row.id).collect();
+    for id in rows {
+        cluster.change(id, |row| {
+            row.job_version = 1;
+            row.transition.migrate = true;
+        });
+    }
+    // The other node has room for one of the older version, and for none of the current one.
+    let least = spec.groups[0].tasks[0].resources.memory_mb;
+    cluster.change_version(&spec, |row| {
+        let spec = Arc::make_mut(&mut row.spec);
+        spec.groups[0].tasks[0].resources.memory_mb *= 2;
+    });
+    cluster.change_node(1, |node| node.eligibility.ineligible = true);
+    cluster.change_node(2, |node| {
+        Arc::make_mut(&mut node.description).resources.total.memory_mb = least;
+    });
+    let plan = cluster.plan(&spec, Trigger::NodeDrain);
+    assert_eq!(plan.placements.iter().map(|one| one.version).collect::<Vec<_>>(), [Some(0)]);
+    assert_eq!((plan.queued(), plan.blocked().len()), (1, 1));
+}
+
 /// An evaluation that waits for room for the current version does not wait for room for the older one that comes back once the deployment has failed: it
 /// sleeps through gains of classes that are of no use to it.
 #[test]
