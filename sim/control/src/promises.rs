@@ -82,11 +82,8 @@ impl Sleepers {
         let Seen { now, state, truth } = *seen;
         let is_blocked = |row: &Evaluation| row.status == EvaluationStatus::Blocked;
         // Who was dealt with in an entry that the services have not seen yet does not sleep.
-        let is_latest = |row: &Evaluation| {
-            truth.evaluations().get(&row.id).is_some_and(|one| one.modify_index == row.modify_index)
-        };
         let sleeps = |row: &Evaluation| {
-            is_blocked(row) && is_latest(row) && !dispatch.holds(row.id) && sleeps(row)
+            is_blocked(row) && is_latest(truth, row) && !dispatch.holds(row.id) && sleeps(row)
         };
         self.0.retain(|id, _| state.evaluations().get(id).is_some_and(|row| sleeps(row)));
         for row in state.evaluations().iter().filter(|row| sleeps(row)) {
@@ -106,6 +103,11 @@ impl Sleepers {
             slept.filter(|(_, slept_ms, had_rival)| *slept_ms >= patience_ms && !had_rival);
         late.next().map(|(id, slept_ms, _)| (id, slept_ms))
     }
+}
+
+/// Nothing became of it in an entry that the services have not seen.
+fn is_latest(truth: &State, row: &Evaluation) -> bool {
+    truth.evaluations().get(&row.id).is_some_and(|one| one.modify_index == row.modify_index)
 }
 
 /// The account of one leadership.
@@ -350,8 +352,12 @@ impl Promises {
             self.overslept = Sleepers::default();
             return None;
         }
-        let is_out =
-            |row: &Evaluation| row.status == EvaluationStatus::Blocked && dispatch.holds(row.id);
+        // One that is neither held nor tracked was given back by a worker that saw an entry that ended it, and the services have not seen that entry
+        // yet: with it they pass the room on.
+        let is_ended = |row: &Evaluation| !is_latest(seen.truth, row) && !dispatch.tracks(row.id);
+        let is_out = |row: &Evaluation| {
+            row.status == EvaluationStatus::Blocked && (dispatch.holds(row.id) || is_ended(row))
+        };
         let is_offered = state.evaluations().iter().any(|row| is_out(row));
         // Who waits because of conflicts is woken by time as well, and looked at by that.
         let missed = |row: &Evaluation| {
@@ -438,6 +444,36 @@ mod tests {
     };
 
     use super::*;
+
+    /// Two wait for room of a node; a worker saw that the one that was woken has ended, and gave it back before the services see it.
+    #[test]
+    fn room_is_not_missed_before_the_services_see_who_had_it_end() {
+        let mut driver = Driver::default();
+        let node = driver.node("n1");
+        let mut blocked = |name: &str| {
+            let (id, key) = (driver.evaluation_id(), testing::job_key(name));
+            let mut row = Evaluation::new(id, key, JobKind::Service, 50, Trigger::QueuedAllocs);
+            (row.status, row.snapshot_index) = (EvaluationStatus::Blocked, 5);
+            testing::put(&mut driver.state, &row);
+            row
+        };
+        let (woken, _) = (blocked("one"), blocked("two"));
+        let mut state = driver.state;
+        let gain = CapacityGain { key: GainKey::Node(node), index: 6 };
+        testing::put(&mut state, &gain);
+        let mut row = (**state.nodes().get(&node).expect("it is there")).clone();
+        row.liveness = Liveness::Ready;
+        testing::put(&mut state, &row);
+        let ended = testing::without::<Evaluation>(&state, &woken.id);
+        let dispatch = Dispatch::new(leader::broker::BrokerConfig::default());
+        for (truth, is_found) in [(&ended, false), (&state, true)] {
+            let mut promises = Promises::default();
+            let mut look =
+                |now| promises.looked_at_sleepers(&Seen { now, state: &state, truth }, &dispatch);
+            assert_eq!(look(0), None);
+            assert_eq!(look(WOKEN_MS).is_some(), is_found);
+        }
+    }
 
     #[test]
     fn who_missed_room_does_not_sleep_on() {
