@@ -79,7 +79,8 @@ impl World {
             clocks::judge(&before, applied, &mut found);
             clocks::note(&before, applied, &mut self.coverage);
             if let Some(pools) = &mut self.pools {
-                pools::judge(&before, &applied.state, pools, self.clock_ms, &mut found);
+                let (list, now) = (pools::list_of(applied), self.clock_ms);
+                pools::judge(&before, &applied.state, list, pools, now, &mut found);
                 pools.note_rows(&before, applied);
                 pools::note(&before, applied, &mut self.coverage);
                 self.oracle.capacity.judge(&before, applied, &mut self.coverage, &mut found);

@@ -246,14 +246,19 @@ impl Pools {
         self.asked.insert(id, at);
     }
 
+    #[cfg(test)]
+    pub(crate) fn note_made(&mut self, number: u64, clock_ms: u64) {
+        self.made_at.insert(number, clock_ms);
+    }
+
     /// Creates of the hour before log time `at` that made a machine, or may have.
     pub(crate) fn asked_lately(&self, at: u64) -> usize {
         self.asked.values().filter(|asked_at| **asked_at + HOUR_MS > at).count()
     }
 
-    /// How long ago a machine was made, ms.
+    /// How long ago a machine was made, ms; 0: it was made later.
     pub(crate) fn age_ms(&self, number: u64, clock_ms: u64) -> u64 {
-        clock_ms - self.made_at.get(&number).copied().unwrap_or(clock_ms)
+        clock_ms.saturating_sub(self.made_at.get(&number).copied().unwrap_or(clock_ms))
     }
 
     /// Settings of the services of a server.

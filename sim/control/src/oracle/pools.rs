@@ -5,18 +5,27 @@ use elastic::{call::TAG_INSTANCE, fake::FakeMachine};
 use fsm::{
     Command, Instance, InstanceState, State, Text,
     command::PoolCommand,
-    pool::{BY_POOL, Behavior, ShutdownCause},
+    pool::{BY_POOL, Behavior, ObserveInstances, ShutdownCause},
 };
 
 use crate::{coverage::Event, log::Applied, pools::Pools};
 
-/// A machine that was made so short a time ago may be missed by a list, ms.
+/// A machine that was made so short a time before a list began may be missed by it, ms.
 const YOUNG_MS: u64 = 30_000;
 
-/// What is wrong with an entry.
+/// The list that an entry is about.
+pub(super) fn list_of(applied: &Applied) -> Option<&ObserveInstances> {
+    match applied.entry.proposal.as_ref().map(|one| &one.command) {
+        Some(Command::Pool(PoolCommand::ObserveInstances(list))) => Some(list),
+        _ => None,
+    }
+}
+
+/// What is wrong with an entry, which may be about a list.
 pub(super) fn judge(
     before: &State,
     after: &State,
+    list: Option<&ObserveInstances>,
     pools: &Pools,
     clock_ms: u64,
     found: &mut Vec<String>,
@@ -25,7 +34,12 @@ pub(super) fn judge(
     for row in before.instances().iter() {
         match after.instances().get(&row.id) {
             Some(now) => judge_change(before, row, now, found),
-            None => judge_end(after, row, pools, clock_ms, found),
+            None => {
+                // What was carried out after the list began cannot be known from it, however late that is: the machine is a stray in the next one.
+                let list = list.filter(|list| list.missing.contains(&row.id));
+                let since_ms = list.map_or(0, |list| after.at().saturating_sub(list.began_at));
+                judge_end(after, row, pools, clock_ms.saturating_sub(since_ms), found);
+            }
         }
     }
 }
@@ -105,14 +119,14 @@ fn judge_change(before: &State, was: &Instance, now: &Instance, found: &mut Vec<
     }
 }
 
-/// A row goes with its machine, or leaves it to another row.
-fn judge_end(after: &State, row: &Instance, pools: &Pools, clock_ms: u64, found: &mut Vec<String>) {
+/// A row goes with its machine, or leaves it to another row. `seen_ms`: when it was last looked for.
+fn judge_end(after: &State, row: &Instance, pools: &Pools, seen_ms: u64, found: &mut Vec<String>) {
     let is_kept = |id: &Text| after.instances().iter().any(|other| other.provider_id == *id);
     let left = if row.provider_id.is_empty() {
         // One without tags is nobody's as far as lists say: it is a stray from then on.
         let is_known = |machine: &&FakeMachine| machine.described.tags.contains_key(TAG_INSTANCE);
         let old = pools.cloud.machine_of(row.id).filter(is_known);
-        old.filter(|machine| pools.age_ms(machine.number, clock_ms) > YOUNG_MS)
+        old.filter(|machine| pools.age_ms(machine.number, seen_ms) > YOUNG_MS)
     } else {
         pools.cloud.machine(&row.provider_id)
     };
@@ -143,8 +157,7 @@ pub(super) fn note(before: &State, applied: &Applied, coverage: &mut crate::Cove
             coverage.count(Event::InstanceMissing);
         }
     }
-    if let Some(Command::Pool(PoolCommand::ObserveInstances(list))) =
-        applied.entry.proposal.as_ref().map(|one| &one.command)
+    if let Some(list) = list_of(applied)
         && list
             .missing
             .iter()
@@ -208,7 +221,7 @@ mod tests {
 
     fn found(before: &State, after: &State, pools: &Pools) -> Vec<String> {
         let mut found = Vec::new();
-        judge(before, after, pools, 0, &mut found);
+        judge(before, after, None, pools, 0, &mut found);
         found
     }
 
@@ -292,6 +305,41 @@ mod tests {
         assert!(gone.iter().any(|one| one.starts_with("pool-gone")), "{gone:?}");
         pools.cloud.end(&machine.provider_id);
         assert_eq!(found(&driver.state, &after, &pools), [] as [&str; 0]);
+    }
+
+    /// A list that is answered late says what was there when it began.
+    #[test]
+    fn a_list_does_not_know_what_is_made_after_it_began() {
+        let mut driver = Driver::default();
+        driver.instance_pool("gpu", |_| {});
+        let id = driver.request_instance("gpu", "small");
+        let mut pools = Pools::calm_one();
+        let kind = (*driver.instance_row(id).kind).clone();
+        let tags = [(TAG_INSTANCE.into(), id.to_string().into())].into();
+        let create = Create { key: id, token: [1; 16], pool: "gpu".into(), kind, tags };
+        pools.cloud.call(&Operation::Create(Box::new(create)), &[]).expect("it is made");
+        let number = pools.cloud.machine_of(id).expect("it is there").number;
+        pools.note_made(number, 50_000);
+        let after = testing::without::<Instance>(&driver.state, &id);
+        let clock_ms = 200_000;
+        let gone = |began_ms_ago: u64| {
+            let list = ObserveInstances {
+                provider: "fake".into(),
+                epoch: 1,
+                scope: "zone".into(),
+                began_at: after.at() - began_ms_ago,
+                grace_ms: 0,
+                present: Vec::new(),
+                missing: vec![id],
+                evaluation_ids: Vec::new(),
+            };
+            let mut found = Vec::new();
+            judge(&driver.state, &after, Some(&list), &pools, clock_ms, &mut found);
+            found.iter().any(|one| one.starts_with("pool-gone"))
+        };
+        assert!(gone(0));
+        assert!(gone(100_000), "it was there for long when the list began");
+        assert!(!gone(160_000), "it was made later");
     }
 
     #[test]
