@@ -333,38 +333,50 @@ impl World {
 }
 
 /// What may come and go when every job is evaluated once more: a per-node instance that ended is
-/// replaced when somebody asks, may evict others for it, and these find another place.
+/// replaced when somebody asks, may evict others for it, and these find another place. Who waits for
+/// room takes what they leave.
 struct Moved<'a> {
     replaced_on: &'a BTreeSet<NodeId>,
     /// Jobs that lost something to what came.
     jobs: BTreeSet<JobKey>,
     /// What they lost; it may be collected by now.
     victims: BTreeSet<AllocationId>,
+    /// Where they were: who came may need less than they had.
+    vacated: BTreeSet<NodeId>,
 }
 
 impl<'a> Moved<'a> {
     fn because_of(before: &State, after: &State, replaced_on: &'a BTreeSet<NodeId>) -> Self {
-        let mut moved = Self { replaced_on, jobs: BTreeSet::new(), victims: BTreeSet::new() };
+        let mut moved = Self {
+            replaced_on,
+            jobs: BTreeSet::new(),
+            victims: BTreeSet::new(),
+            vacated: BTreeSet::new(),
+        };
         let new = |row: &&Arc<Allocation>| !before.allocations().contains(&row.id);
         let new: Vec<_> = after.allocations().iter().filter(new).collect();
         loop {
             let came = new.iter().filter(|row| moved.explains(row));
-            let victims: BTreeSet<_> = came.flat_map(|row| row.preempted.iter().copied()).collect();
+            let came: Vec<_> = came.filter(|row| !row.preempted.is_empty()).collect();
+            let victims: BTreeSet<_> =
+                came.iter().flat_map(|row| row.preempted.iter().copied()).collect();
+            let vacated: BTreeSet<_> = came.iter().map(|row| row.node).collect();
             let row_of = |id| before.allocations().get(id).or_else(|| after.allocations().get(id));
             let jobs: BTreeSet<_> =
                 victims.iter().filter_map(row_of).map(|row| row.job.clone()).collect();
             moved.victims.extend(victims);
-            if jobs.is_subset(&moved.jobs) {
+            if jobs.is_subset(&moved.jobs) && vacated.is_subset(&moved.vacated) {
                 return moved;
             }
             moved.jobs.extend(jobs);
+            moved.vacated.extend(vacated);
         }
     }
 
     /// Why this one came.
     fn explains(&self, row: &Allocation) -> bool {
         let is_replacement = row.per_node && self.replaced_on.contains(&row.node);
-        is_replacement || self.jobs.contains(&row.job)
+        is_replacement || self.jobs.contains(&row.job) || self.vacated.contains(&row.node)
     }
 
     /// Why this one went.
