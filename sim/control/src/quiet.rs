@@ -337,6 +337,9 @@ impl World {
 /// room takes what they leave.
 struct Moved<'a> {
     replaced_on: &'a BTreeSet<NodeId>,
+    /// An instance comes back in its own version while a deployment holds back the current one (ADR 18), and takes that one in place when somebody asks: with
+    /// a lower priority it may be evicted from then on. Of a group that is not held nothing that is older would be left by now (I46).
+    lowered: BTreeSet<AllocationId>,
     /// Jobs that lost something to what came.
     jobs: BTreeSet<JobKey>,
     /// What they lost; it may be collected by now.
@@ -347,8 +350,11 @@ struct Moved<'a> {
 
 impl<'a> Moved<'a> {
     fn because_of(before: &State, after: &State, replaced_on: &'a BTreeSet<NodeId>) -> Self {
+        let live = before.allocations().iter().filter(|row| row.is_live());
+        let lowered = live.filter(|row| is_lowered(before, after, row)).map(|row| row.id);
         let mut moved = Self {
             replaced_on,
+            lowered: lowered.collect(),
             jobs: BTreeSet::new(),
             victims: BTreeSet::new(),
             vacated: BTreeSet::new(),
@@ -376,13 +382,29 @@ impl<'a> Moved<'a> {
     /// Why this one came.
     fn explains(&self, row: &Allocation) -> bool {
         let is_replacement = row.per_node && self.replaced_on.contains(&row.node);
-        is_replacement || self.jobs.contains(&row.job) || self.vacated.contains(&row.node)
+        is_replacement
+            || self.jobs.contains(&row.job)
+            || self.vacated.contains(&row.node)
+            || row.preempted.iter().any(|id| self.lowered.contains(id))
     }
 
     /// Why this one went.
     fn explains_end(&self, row: &Allocation) -> bool {
         self.victims.contains(&row.id)
     }
+}
+
+/// It was of an older version with a higher priority, and has taken the current one in place, as far as it can be told.
+fn is_lowered(before: &State, after: &State, row: &Allocation) -> bool {
+    let job = after.jobs().get(&row.job).filter(|job| job.create_index == row.job_create_index);
+    let now = job.and_then(|job| Some((job.version, after.current_spec(job)?.priority)));
+    let was = before.allocation_spec(row).map(|spec| spec.priority);
+    let row_now = after.allocations().get(&row.id).map(|row| row.job_version);
+    now.is_some_and(|(version, priority)| {
+        row.job_version != version
+            && row_now.is_none_or(|of| of == version)
+            && was.is_some_and(|was| priority < was)
+    })
 }
 
 /// I56: every evaluation is terminal, or blocked.
