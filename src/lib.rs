@@ -17,6 +17,7 @@ mod base64;
 #[cfg(feature = "program")]
 pub mod bench;
 mod body;
+pub mod caller;
 #[cfg(feature = "program")]
 pub mod cli;
 pub mod clock;

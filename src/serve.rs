@@ -2,6 +2,7 @@
 //! client takes nothing any more. Knows no endpoint.
 
 use std::{
+    convert::Infallible,
     io,
     net::SocketAddr,
     pin::{Pin, pin},
@@ -10,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use axum::{Extension, Router};
+use axum::{Extension, Router, extract::FromRequestParts, http::request::Parts};
 use hyper::{Request, body::Incoming, server::conn::http1, service::Service as _};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -23,6 +24,8 @@ use tokio::{
     task::JoinSet,
     time::{Sleep, sleep, timeout},
 };
+
+use crate::caller::{Caller, Way};
 
 /// Connections served at a time; HTTP/1.1 has one request on each.
 pub const CONNECTIONS_MAX: usize = 4_096;
@@ -112,7 +115,16 @@ impl Closing {
 
 /// The address of a request's client.
 #[derive(Clone, Copy)]
-pub(crate) struct Remote(pub(crate) SocketAddr);
+struct Remote(SocketAddr);
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let remote = parts.extensions.get::<Remote>();
+        Ok(Self::anonymous(Way::Http, remote.map(|remote| remote.0)))
+    }
+}
 
 /// Serves `router` to the connections of a door, until `shutdown` resolves; requests that wait for a change end at once then, others may finish.
 ///

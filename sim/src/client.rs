@@ -140,7 +140,7 @@ impl Shared {
         let limit = self.world.swarm.patience(request);
         let named = is_named.then_some(request);
         let work =
-            move |core: Arc<Core>| async move { core.write(CALLER, command, named, limit).await };
+            move |core: Arc<Core>| async move { core.write(&CALLER, command, named, limit).await };
         let begin = Instant::now();
         let answer = self.world.inside(server, work).await;
         self.world.keeps_deadline(server, begin, limit, answer.is_some(), "a write");
@@ -217,7 +217,7 @@ impl Shared {
         let read = self.oracle().begin_read(register);
         trace::event(who, format_args!("read {register} via s{server}"));
         let work = move |core: Arc<Core>| async move {
-            let snapshot = core.read(ReadMode::Linearizable, 0, TIMEOUT).await;
+            let snapshot = core.read(&CALLER, ReadMode::Linearizable, 0, TIMEOUT).await;
             snapshot.map(|snapshot| (snapshot.state.index(), version_in(&snapshot.state, register)))
         };
         let begin = Instant::now();
@@ -247,7 +247,7 @@ impl Shared {
                     core.cell.load().table_index(TableId::Jobs)
                 };
                 let wait = async {
-                    core.changed(&[TableId::Jobs], after, BLOCK).await;
+                    core.changed(&CALLER, &[TableId::Jobs], after, BLOCK).await;
                     (begin.elapsed(), core.cell.load().table_index(TableId::Jobs))
                 };
                 let mut looked = None;

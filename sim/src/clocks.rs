@@ -154,7 +154,7 @@ pub(crate) async fn quiet_time(world: &World) -> bool {
             (0, Some(leader)) => {
                 let to = world.core(server).map(|core| core.id);
                 let work = move |core: std::sync::Arc<Core>| async move {
-                    core.transfer_leadership(CALLER, to).await
+                    core.transfer_leadership(&CALLER, to).await
                 };
                 drop(world.inside(leader, work).await);
             }

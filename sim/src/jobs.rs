@@ -348,7 +348,7 @@ impl Operator {
         let request = RequestId(rt::random_id());
         let limit = self.world.swarm.patience(request);
         let work = move |core: Arc<Core>| async move {
-            core.write(CALLER, command, Some(request), limit).await
+            core.write(&CALLER, command, Some(request), limit).await
         };
         let begin = Instant::now();
         let answer = self.world.inside(server, work).await;
@@ -531,8 +531,9 @@ impl Operator {
     /// Reads everything, linearizably, and judges it.
     async fn look(&mut self) -> Option<Arc<State>> {
         let server = self.server();
-        let work =
-            |core: Arc<Core>| async move { core.read(ReadMode::Linearizable, 0, TIMEOUT).await };
+        let work = |core: Arc<Core>| async move {
+            core.read(&CALLER, ReadMode::Linearizable, 0, TIMEOUT).await
+        };
         let snapshot = self.world.inside(server, work).await?.ok()?;
         trace::event("op", format_args!("looked at {} via s{server}", snapshot.state.index()));
         for broken in invariants::check_state(&snapshot.state) {

@@ -308,7 +308,7 @@ impl Nemesis {
         let world = self.world.clone();
         rt::spawn(async move {
             let work = move |core: std::sync::Arc<quorate::server::Core>| async move {
-                core.transfer_leadership(CALLER, Some(to)).await
+                core.transfer_leadership(&CALLER, Some(to)).await
             };
             drop(world.inside(server, work).await);
         });

@@ -129,7 +129,7 @@ impl Nuisance {
         let down = Duration::from_millis(self.dice.between(50, 1_000));
         let begin = Instant::now();
         let work =
-            |core: Arc<Core>| async move { drop(core.transfer_leadership(CALLER, None).await) };
+            |core: Arc<Core>| async move { drop(core.transfer_leadership(&CALLER, None).await) };
         let stopped = rt::timeout(STOP_GENTLY, self.world.inside(server, work)).await;
         match stopped {
             Ok(Some(())) => coverage::hit("a server was restarted as planned"),

@@ -10,7 +10,7 @@ use quorate::{
     server::Core,
 };
 
-use crate::{client::Shared, coverage, trace, verdict, world::World};
+use crate::{client::Shared, coverage, services::CALLER, trace, verdict, world::World};
 use chance::Dice;
 
 /// How long a read waits for the index that it names.
@@ -71,7 +71,7 @@ impl Reader {
         let begin = Instant::now();
         let life = self.world.incarnation(server);
         let work = move |core: Arc<Core>| async move {
-            core.read(ReadMode::Stale, index_min, TIMEOUT).await
+            core.read(&CALLER, ReadMode::Stale, index_min, TIMEOUT).await
         };
         let answer = self.world.inside(server, work).await;
         self.world.keeps_deadline(server, begin, TIMEOUT, answer.is_some(), "a stale read");

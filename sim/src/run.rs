@@ -412,7 +412,7 @@ async fn insist(world: &World, what: &str, command: Command, done: fn(&Reply) ->
         let server = attempt % world.count();
         let command = command.clone();
         let work = move |core: Arc<Core>| async move {
-            core.write(CALLER, command, None, Duration::from_secs(5)).await
+            core.write(&CALLER, command, None, Duration::from_secs(5)).await
         };
         match world.inside(server, work).await {
             Some(Ok(written)) => {

@@ -10,7 +10,7 @@ use proto::v1::{
     scheduler_server::Scheduler as _,
 };
 use quorate::{
-    api::{Caller, Way},
+    caller::{Caller, Way},
     grpc::{agent::AgentService, cluster::ClusterService, scheduler::SchedulerService},
     raft::service::RaftService,
     server::Core,
@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status};
 use crate::streams;
 
 /// Whoever asks a server in a simulation: there are no sockets, so there is no address.
-pub(crate) const CALLER: Caller = Caller::anonymous(Way::Grpc, None);
+pub(crate) static CALLER: Caller = Caller::anonymous(Way::Grpc, None);
 
 /// Everything one server answers.
 #[derive(Clone)]

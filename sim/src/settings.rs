@@ -134,7 +134,7 @@ impl SettingsWriter {
         let command = setting.command(value);
         let begin = Instant::now();
         let work =
-            move |core: Arc<Core>| async move { core.write(CALLER, command, None, TIMEOUT).await };
+            move |core: Arc<Core>| async move { core.write(&CALLER, command, None, TIMEOUT).await };
         // Noted before the call: it may be seen as soon as that begins.
         self.known[number].unknown.insert(value);
         let answer = self.world.inside(server, work).await;
@@ -157,7 +157,7 @@ impl SettingsWriter {
     /// Reads all of them through one server; false when it does not answer.
     async fn read(&mut self, server: usize) -> bool {
         let work = |core: Arc<Core>| async move {
-            core.read(ReadMode::Linearizable, 0, TIMEOUT).await.map(|read| read.state)
+            core.read(&CALLER, ReadMode::Linearizable, 0, TIMEOUT).await.map(|read| read.state)
         };
         let Some(Ok(state)) = self.world.inside(server, work).await else { return false };
         for (setting, known) in Setting::ALL.into_iter().zip(&self.known) {

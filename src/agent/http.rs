@@ -24,7 +24,7 @@ use axum::{
     routing::{get, put},
 };
 use fsm::AllocationId;
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub(crate) use own::{Own, Room};
 use query::Parameters;
@@ -33,6 +33,7 @@ pub(crate) use work::{FileWork, Readers};
 use super::{node::LocalNode, shell::Shared, state::AllocationDirectory};
 use crate::{
     body::WrongBody,
+    caller::Caller,
     serve::{self, Door},
 };
 
@@ -96,8 +97,9 @@ impl IntoResponse for HttpError {
 }
 
 impl Files {
-    /// The directory of an allocation of this node.
-    fn directory(&self, id: &str) -> Result<AllocationDirectory, HttpError> {
+    /// The directory of an allocation of this node: the one door to its files.
+    fn directory(&self, caller: &Caller, id: &str) -> Result<AllocationDirectory, HttpError> {
+        tracing::trace!(%caller, id, "asked about an allocation");
         let id: AllocationId = id
             .parse()
             .map_err(|error: fsm::id::ParseIdError| HttpError::BadRequest(error.to_string()))?;
@@ -117,9 +119,10 @@ fn has_rival(start: Option<[u8; 16]>, rival: &str, meant: &str) -> bool {
 }
 
 /// Says that the agent lives, and by its start which one it is.
-fn health(start: Option<[u8; 16]>, rival: &str, meant: &str) -> serde_json::Value {
+fn health(caller: &Caller, start: Option<[u8; 16]>, rival: &str, meant: &str) -> Value {
     if has_rival(start, rival, meant) {
         tracing::warn!(
+            %caller,
             rival,
             "another agent wants to register as this node: its folder is a copy of this agent's. It is refused while this agent runs"
         );
@@ -130,8 +133,8 @@ fn health(start: Option<[u8; 16]>, rival: &str, meant: &str) -> serde_json::Valu
 
 /// Serves for ever. `start` is the nonce of this start of the agent.
 pub(crate) async fn serve(door: Door, start: Option<[u8; 16]>, files: Option<Files>) {
-    let health = get(move |query: Parameters| async move {
-        Json(health(start, query.text("rival"), query.text("start")))
+    let health = get(move |caller: Caller, query: Parameters| async move {
+        Json(health(&caller, start, query.text("rival"), query.text("start")))
     });
     let live = get(async || Json(json!({ "client": { "ok": true, "message": "ok" } })));
     let router = Router::new().route("/v1/agent/health", health).route("/v1/agent/live", live);
@@ -163,8 +166,7 @@ fn routes(files: Files) -> Router {
             put(orders::restart).post(orders::restart),
         )
         .route("/v1/client/allocation/{allocation}/gc", get(orders::collect))
-        // No checks are run.
-        .route("/v1/client/allocation/{allocation}/checks", get(async || Json(json!({}))))
+        .route("/v1/client/allocation/{allocation}/checks", get(checks))
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
         .merge(of_files)
         .layer(from_fn_with_state(files.clone(), forward::if_elsewhere));
@@ -183,6 +185,12 @@ fn routes(files: Files) -> Router {
         .merge(of_node)
         .fallback(forward::everything_else)
         .with_state(files)
+}
+
+/// The results of an allocation's checks: no checks are run.
+async fn checks(caller: Caller, uri: Uri) -> Json<Value> {
+    tracing::trace!(%caller, path = uri.path(), "asked for the checks of an allocation");
+    Json(json!({}))
 }
 
 async fn unsupported(uri: Uri) -> Response {

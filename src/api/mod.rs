@@ -5,7 +5,6 @@
 //! only: their traits use its messages where these carry everything that is needed.
 
 mod answer;
-mod caller;
 mod error;
 pub mod failure;
 mod lease;
@@ -24,13 +23,12 @@ use leader::{PlanAnswer, broker::NackReason};
 use proto::v1 as pb;
 use tonic::Status;
 
-use crate::{published::StateCell, rt::watch};
+use crate::{caller::Caller, published::StateCell, rt::watch};
 
 pub use crate::metrics::Sample;
 
 pub use self::{
     answer::Answer,
-    caller::{Caller, Way, Who},
     error::{ApiError, Limit},
     lease::{Dequeue, Lease, LeaseKey},
     workers::{WorkerChange, WorkerInfo, WorkerSettings, WorkerStatus, Workload},
@@ -105,31 +103,33 @@ pub struct Rivalry {
 /// A running server, as its edges see it.
 pub trait Api: Send + Sync + 'static {
     /// A snapshot in the given mode, at least at `index_min`, within `timeout`.
-    fn read(
-        &self,
+    fn read<'a>(
+        &'a self,
+        caller: &'a Caller,
         mode: ReadMode,
         index_min: Index,
         timeout: Duration,
-    ) -> BoxFuture<'_, Result<Snapshot, ApiError>>;
+    ) -> BoxFuture<'a, Result<Snapshot, ApiError>>;
 
     /// Proposes a command on the leader, from any server. `request` makes a retry with the same id
     /// take effect once.
-    fn write(
-        &self,
-        caller: Caller,
+    fn write<'a>(
+        &'a self,
+        caller: &'a Caller,
         command: Command,
         request: Option<RequestId>,
         timeout: Duration,
-    ) -> BoxFuture<'_, Result<Written, ApiError>>;
+    ) -> BoxFuture<'a, Result<Written, ApiError>>;
 
     /// Resolves when one of `tables` changed after index `after` on this server, or after
     /// `timeout`.
-    fn changed(
-        &self,
+    fn changed<'a>(
+        &'a self,
+        caller: &'a Caller,
         tables: &'static [TableId],
         after: Index,
         timeout: Duration,
-    ) -> BoxFuture<'_, ()>;
+    ) -> BoxFuture<'a, ()>;
 
     /// The time of the cluster now: log time as this server knows it, Unix ms.
     fn now_ms(&self) -> TimeMs;
@@ -148,20 +148,20 @@ pub trait Api: Send + Sync + 'static {
     fn this_member(&self) -> MemberInfo;
 
     /// Hands leadership to `to` or to the most advanced follower; answers with the new leader's id.
-    fn transfer_leadership(
-        &self,
-        caller: Caller,
+    fn transfer_leadership<'a>(
+        &'a self,
+        caller: &'a Caller,
         to: Option<u64>,
-    ) -> BoxFuture<'_, Result<u64, ApiError>>;
+    ) -> BoxFuture<'a, Result<u64, ApiError>>;
 
     /// Takes the member `id` out of the cluster: at once and for good. Without `force` it is refused where
     /// the servers that answer would be no majority of the rest.
-    fn remove_member(
-        &self,
-        caller: Caller,
+    fn remove_member<'a>(
+        &'a self,
+        caller: &'a Caller,
         id: u64,
         force: bool,
-    ) -> BoxFuture<'_, Result<(), ApiError>>;
+    ) -> BoxFuture<'a, Result<(), ApiError>>;
 
     /// The scheduling workers of this server.
     fn workers(&self) -> Vec<WorkerInfo>;
@@ -171,7 +171,11 @@ pub trait Api: Send + Sync + 'static {
 
     /// Changes the scheduling workers of this server until it restarts; answers with the settings
     /// once no worker leases against them any more.
-    fn set_workers(&self, caller: Caller, change: WorkerChange) -> BoxFuture<'_, WorkerSettings>;
+    fn set_workers<'a>(
+        &'a self,
+        caller: &'a Caller,
+        change: WorkerChange,
+    ) -> BoxFuture<'a, WorkerSettings>;
 
     /// Numbers for people and dashboards: name (Nomad's where one exists) to value.
     fn gauges(&self) -> BTreeMap<String, f64>;
@@ -189,68 +193,93 @@ pub trait Api: Send + Sync + 'static {
 /// Requests of other servers, and of clients over gRPC.
 pub trait PeerApi: Send + Sync + 'static {
     /// Takes a write that was forwarded `hops` times; with 0 it is a client's own.
-    fn write_forwarded(
-        &self,
-        caller: Caller,
+    fn write_forwarded<'a>(
+        &'a self,
+        caller: &'a Caller,
         proposal: Proposal,
         hops: u32,
         timeout: Duration,
-    ) -> BoxFuture<'_, Result<Written, ApiError>>;
+    ) -> BoxFuture<'a, Result<Written, ApiError>>;
 
     /// The index that a linearizable read has to wait for, and the term; from the leader only.
-    fn read_index(&self) -> BoxFuture<'_, Result<(Index, u64), ApiError>>;
+    fn read_index<'a>(
+        &'a self,
+        caller: &'a Caller,
+    ) -> BoxFuture<'a, Result<(Index, u64), ApiError>>;
 
     /// The identity of this server, what it knows of its cluster, and its digest at a mark.
-    fn probe(&self, request: pb::ProbeRequest) -> BoxFuture<'_, Result<pb::ProbeReply, Status>>;
+    fn probe<'a>(
+        &'a self,
+        caller: &'a Caller,
+        request: pb::ProbeRequest,
+    ) -> BoxFuture<'a, Result<pb::ProbeReply, Status>>;
 
     /// Makes a server a voter; on the leader only.
-    fn admit(
-        &self,
-        caller: Caller,
+    fn admit<'a>(
+        &'a self,
+        caller: &'a Caller,
         request: pb::JoinRequest,
-    ) -> BoxFuture<'_, Result<pb::JoinReply, Status>>;
+    ) -> BoxFuture<'a, Result<pb::JoinReply, Status>>;
 
     /// Hands leadership over; on the leader only.
-    fn hand_over(&self, caller: Caller, to: Option<u64>) -> BoxFuture<'_, Result<u64, ApiError>>;
+    fn hand_over<'a>(
+        &'a self,
+        caller: &'a Caller,
+        to: Option<u64>,
+    ) -> BoxFuture<'a, Result<u64, ApiError>>;
 
     /// Takes a member out; on the leader only.
-    fn take_out(&self, caller: Caller, id: u64, force: bool)
-    -> BoxFuture<'_, Result<(), ApiError>>;
+    fn take_out<'a>(
+        &'a self,
+        caller: &'a Caller,
+        id: u64,
+        force: bool,
+    ) -> BoxFuture<'a, Result<(), ApiError>>;
 }
 
 /// What workers on other servers ask of the leader.
 pub trait WorkerApi: Send + Sync + 'static {
     /// Leases evaluations, waiting a while for the first.
-    fn dequeue(&self, request: Dequeue) -> BoxFuture<'_, Result<Vec<Lease>, Status>>;
+    fn dequeue<'a>(
+        &'a self,
+        caller: &'a Caller,
+        request: Dequeue,
+    ) -> BoxFuture<'a, Result<Vec<Lease>, Status>>;
 
     /// Ends a lease.
-    fn ack(&self, lease: LeaseKey) -> Result<(), Status>;
+    fn ack(&self, caller: &Caller, lease: LeaseKey) -> Result<(), Status>;
 
     /// Gives a lease back.
-    fn nack(&self, lease: LeaseKey, why: NackReason) -> Result<(), Status>;
+    fn nack(&self, caller: &Caller, lease: LeaseKey, why: NackReason) -> Result<(), Status>;
 
     /// Queues a plan and waits for its outcome. `bytes` is the length of its frame.
-    fn submit_plan(
-        &self,
+    fn submit_plan<'a>(
+        &'a self,
+        caller: &'a Caller,
         lease: LeaseKey,
         plan: Plan,
         bytes: usize,
-    ) -> BoxFuture<'_, Result<PlanAnswer, Status>>;
+    ) -> BoxFuture<'a, Result<PlanAnswer, Status>>;
 }
 
 /// What agents ask of any server.
 pub trait AgentApi: Api {
     /// A node's heartbeat: taken here when this server leads, forwarded to the leader otherwise.
-    fn heartbeat(
-        &self,
+    fn heartbeat<'a>(
+        &'a self,
+        caller: &'a Caller,
         request: pb::HeartbeatRequest,
-    ) -> BoxFuture<'_, Result<pb::HeartbeatReply, Status>>;
+    ) -> BoxFuture<'a, Result<pb::HeartbeatReply, Status>>;
 
     /// The shortest time within which a node has to send its next heartbeat, ms.
     fn heartbeat_ttl_ms_min(&self) -> u64;
 
     /// Hands in statuses of a node's allocations and waits until they are applied.
-    fn report(&self, report: NodeReport) -> BoxFuture<'_, Result<Written, ApiError>>;
+    fn report<'a>(
+        &'a self,
+        caller: &'a Caller,
+        report: NodeReport,
+    ) -> BoxFuture<'a, Result<Written, ApiError>>;
 
     /// The published state of this server.
     fn published(&self) -> &Arc<StateCell>;

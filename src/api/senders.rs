@@ -3,10 +3,11 @@
 
 use fsm::{Command, command::Senders};
 
-use super::{ApiError, Caller, Way};
+use super::ApiError;
+use crate::caller::{Caller, Way};
 
 /// Refuses a command that a caller of this edge may not send.
-pub fn check_caller(caller: Caller, command: &Command) -> Result<(), ApiError> {
+pub fn check_caller(caller: &Caller, command: &Command) -> Result<(), ApiError> {
     let senders = command.senders();
     let (is_allowed, by) = match caller.way {
         Way::Http | Way::Grpc => (senders == Senders::Clients, "a client"),
@@ -38,7 +39,7 @@ mod tests {
 
     /// By which ways a command comes in: HTTP, gRPC, the agents' service, forwarded by a server.
     fn ways(command: &Command) -> [bool; 4] {
-        let by = |way| check_caller(Caller::anonymous(way, None), command).is_ok();
+        let by = |way| check_caller(&Caller::anonymous(way, None), command).is_ok();
         [by(Way::Http), by(Way::Grpc), by(Way::Agent), check_forwarded(command).is_ok()]
     }
 
@@ -59,7 +60,7 @@ mod tests {
 
     #[test]
     fn a_refusal_names_command_and_caller() {
-        let error = check_caller(Caller::anonymous(Way::Grpc, None), &MarkDigest.into());
+        let error = check_caller(&Caller::anonymous(Way::Grpc, None), &MarkDigest.into());
         let text = error.map_err(|error| error.to_string());
         assert_eq!(text, Err("command MarkDigest is not taken from a client".to_owned()));
     }

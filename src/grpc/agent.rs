@@ -22,7 +22,8 @@ use tonic::{Request, Response, Status};
 
 use super::caller_of;
 use crate::{
-    api::{AgentApi, Answer, Caller, ReadMode, Rivalry, Way, Written},
+    api::{AgentApi, Answer, ReadMode, Rivalry, Written},
+    caller::{Caller, Way},
     rpc::words,
     rt::mpsc,
 };
@@ -179,7 +180,7 @@ impl AgentService {
 
     /// Proposes what a heartbeat says of the machine, if that is new here. What does not become an entry comes again with the next
     /// heartbeat.
-    async fn note_shortage(&self, caller: Caller, request: &pb::HeartbeatRequest) {
+    async fn note_shortage(&self, caller: &Caller, request: &pb::HeartbeatRequest) {
         let Some(node) = NodeId::from_slice(&request.node_id) else { return };
         let said = &request.shortage;
         let said = &said[..said.floor_char_boundary(limits::NODE_REASON_BYTES_MAX)];
@@ -227,7 +228,7 @@ impl pb::agent_server::Agent for AgentService {
             description: Arc::new(described),
             evaluation_ids: Vec::new(),
         });
-        let written = self.api.write(caller, command, None, TIMEOUT).await?;
+        let written = self.api.write(&caller, command, None, TIMEOUT).await?;
         let index = accepted(&written)?;
         let Reply::Node { incarnation, .. } = written.reply else {
             return Err(Status::internal("unexpected reply to a registration"));
@@ -250,8 +251,8 @@ impl pb::agent_server::Agent for AgentService {
     ) -> Result<Response<pb::HeartbeatReply>, Status> {
         let caller = caller_of(Way::Agent, &request);
         let request = request.into_inner();
-        let reply = self.api.heartbeat(request.clone()).await?;
-        self.note_shortage(caller, &request).await;
+        let reply = self.api.heartbeat(&caller, request.clone()).await?;
+        self.note_shortage(&caller, &request).await;
         Ok(Response::new(reply))
     }
 
@@ -269,7 +270,7 @@ impl pb::agent_server::Agent for AgentService {
             sequence: request.sequence,
             evaluation_ids: Vec::new(),
         });
-        let written = self.api.write(caller, command, None, TIMEOUT).await?;
+        let written = self.api.write(&caller, command, None, TIMEOUT).await?;
         Ok(Response::new(pb::ReadyReply { index: accepted(&written)? }))
     }
 
@@ -279,12 +280,14 @@ impl pb::agent_server::Agent for AgentService {
         &self,
         request: Request<pb::StreamAllocationsRequest>,
     ) -> Result<Response<Self::StreamAllocationsStream>, Status> {
+        let caller = caller_of(Way::Agent, &request);
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
         let (sender, receiver) = mpsc::channel(BATCHES_MAX);
         let api = Arc::clone(&self.api);
         crate::rt::spawn(async move {
-            if let Err(status) = stream::push_allocations(&*api, node, &request, &sender).await {
+            let pushed = stream::push_allocations(&*api, &caller, node, &request, &sender);
+            if let Err(status) = pushed.await {
                 drop(sender.send(Err(status)).await);
             }
         });
@@ -295,9 +298,10 @@ impl pb::agent_server::Agent for AgentService {
         &self,
         request: Request<pb::UpdateAllocationsRequest>,
     ) -> Result<Response<pb::UpdateAllocationsReply>, Status> {
+        let caller = caller_of(Way::Agent, &request);
         let request = request.into_inner();
         let node = node_id(&request.node_id)?;
-        drop(state_that_knows(&*self.api, node, request.incarnation).await?);
+        drop(state_that_knows(&*self.api, &caller, node, request.incarnation).await?);
         let updates =
             request.statuses.into_iter().map(client_update).collect::<Result<Vec<_>, _>>()?;
         let report = NodeReport {
@@ -306,7 +310,7 @@ impl pb::agent_server::Agent for AgentService {
             updates,
             evaluation_ids: Vec::new(),
         };
-        let written = self.api.report(report).await?;
+        let written = self.api.report(&caller, report).await?;
         // The entry holds the reports of many nodes and is rejected only as a whole: each agent
         // then sends its report again.
         Ok(Response::new(pb::UpdateAllocationsReply { index: accepted(&written)? }))
@@ -367,13 +371,14 @@ fn client_update(status: pb::AllocationStatus) -> Result<ClientUpdate, Status> {
 /// nothing as long as the server lags.
 async fn state_that_knows(
     api: &dyn AgentApi,
+    caller: &Caller,
     node: NodeId,
     incarnation: u64,
 ) -> Result<Arc<State>, Status> {
     let known = |state: &State| state.nodes().get(&node).map(|row| row.incarnation);
     let mut state = api.published().load();
     if known(&state).is_none_or(|found| found < incarnation) {
-        state = api.read(ReadMode::Linearizable, 0, TIMEOUT).await?.state;
+        state = api.read(caller, ReadMode::Linearizable, 0, TIMEOUT).await?.state;
     }
     match known(&state) {
         Some(found) if found == incarnation => Ok(state),

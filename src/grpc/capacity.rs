@@ -15,7 +15,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::caller_of;
 use crate::{
-    api::{AgentApi, Answer, ApiError, Caller, Limit, Way, Written},
+    api::{AgentApi, Answer, ApiError, Limit, Written},
+    caller::{Caller, Way},
     rt::{self, Semaphore},
 };
 
@@ -41,7 +42,7 @@ impl CapacityService {
     }
 
     /// The answer to one word.
-    async fn hear(&self, caller: Caller, said: pb::Requirement) -> pb::Heard {
+    async fn hear(&self, caller: &Caller, said: pb::Requirement) -> pb::Heard {
         let (epoch, seq) = (said.epoch, said.seq);
         let heard = |outcome: pb::Outcome| pb::Heard {
             epoch,
@@ -119,8 +120,8 @@ impl pb::capacity_server::Capacity for CapacityService {
             .into_inner()
             .take_until(async move { rt::until_true(&mut stop).await })
             .then(move |said| {
-                let (service, _held) = (service.clone(), &turn);
-                async move { Ok(service.hear(caller, said?).await) }
+                let (service, caller, _held) = (service.clone(), caller.clone(), &turn);
+                async move { Ok(service.hear(&caller, said?).await) }
             });
         Ok(Response::new(answers.boxed()))
     }

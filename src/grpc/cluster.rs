@@ -8,7 +8,10 @@ use proto::v1 as pb;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::caller_of;
-use crate::api::{ApiError, Caller, PeerApi, Way};
+use crate::{
+    api::{ApiError, PeerApi},
+    caller::{Caller, Way},
+};
 
 /// Writes of one stream that are under way at a time.
 const STREAM_WRITES_MAX: usize = 1_024;
@@ -20,7 +23,7 @@ pub struct ClusterService(pub Arc<dyn PeerApi>);
 impl ClusterService {
     async fn write_one(
         &self,
-        caller: Caller,
+        caller: &Caller,
         request: &pb::WriteRequest,
     ) -> Result<pb::WriteReply, ApiError> {
         let proposal: Proposal = codec::decode(&request.command)
@@ -42,7 +45,8 @@ impl pb::cluster_server::Cluster for ClusterService {
         &self,
         request: Request<pb::WriteRequest>,
     ) -> Result<Response<pb::WriteReply>, Status> {
-        Ok(Response::new(self.write_one(caller_of(Way::Grpc, &request), request.get_ref()).await?))
+        let caller = caller_of(Way::Grpc, &request);
+        Ok(Response::new(self.write_one(&caller, request.get_ref()).await?))
     }
 
     type WriteStreamStream = BoxStream<'static, Result<pb::WriteReply, Status>>;
@@ -55,10 +59,10 @@ impl pb::cluster_server::Cluster for ClusterService {
         let replies = request
             .into_inner()
             .map(move |request| {
-                let service = service.clone();
+                let (service, caller) = (service.clone(), caller.clone());
                 async move {
                     let request = request?;
-                    Ok(match service.write_one(caller, &request).await {
+                    Ok(match service.write_one(&caller, &request).await {
                         Ok(reply) => reply,
                         Err(error) => pb::WriteReply {
                             tag: request.tag,
@@ -74,9 +78,10 @@ impl pb::cluster_server::Cluster for ClusterService {
 
     async fn read_index(
         &self,
-        _request: Request<pb::ReadIndexRequest>,
+        request: Request<pb::ReadIndexRequest>,
     ) -> Result<Response<pb::ReadIndexReply>, Status> {
-        let (index, term) = self.0.read_index().await?;
+        let caller = caller_of(Way::Grpc, &request);
+        let (index, term) = self.0.read_index(&caller).await?;
         Ok(Response::new(pb::ReadIndexReply { index, term }))
     }
 
@@ -84,7 +89,8 @@ impl pb::cluster_server::Cluster for ClusterService {
         &self,
         request: Request<pb::ProbeRequest>,
     ) -> Result<Response<pb::ProbeReply>, Status> {
-        self.0.probe(request.into_inner()).await.map(Response::new)
+        let caller = caller_of(Way::Grpc, &request);
+        self.0.probe(&caller, request.into_inner()).await.map(Response::new)
     }
 
     async fn join(
@@ -92,14 +98,15 @@ impl pb::cluster_server::Cluster for ClusterService {
         request: Request<pb::JoinRequest>,
     ) -> Result<Response<pb::JoinReply>, Status> {
         let caller = caller_of(Way::Grpc, &request);
-        self.0.admit(caller, request.into_inner()).await.map(Response::new)
+        self.0.admit(&caller, request.into_inner()).await.map(Response::new)
     }
 
     async fn transfer_leadership(
         &self,
         request: Request<pb::TransferLeadershipRequest>,
     ) -> Result<Response<pb::TransferLeadershipReply>, Status> {
-        let to = self.0.hand_over(caller_of(Way::Grpc, &request), request.get_ref().to).await?;
+        let caller = caller_of(Way::Grpc, &request);
+        let to = self.0.hand_over(&caller, request.get_ref().to).await?;
         Ok(Response::new(pb::TransferLeadershipReply { to }))
     }
 
@@ -107,8 +114,9 @@ impl pb::cluster_server::Cluster for ClusterService {
         &self,
         request: Request<pb::RemovePeerRequest>,
     ) -> Result<Response<pb::RemovePeerReply>, Status> {
+        let caller = caller_of(Way::Grpc, &request);
         let pb::RemovePeerRequest { id, force } = *request.get_ref();
-        self.0.take_out(caller_of(Way::Grpc, &request), id, force).await?;
+        self.0.take_out(&caller, id, force).await?;
         Ok(Response::new(pb::RemovePeerReply {}))
     }
 }

@@ -9,7 +9,7 @@ pub mod scheduler;
 
 use tonic::Request;
 
-use crate::api::{Caller, Way};
+use crate::caller::{Caller, Way};
 
 /// The caller of a request. A simulated network has no addresses.
 fn caller_of<M>(way: Way, request: &Request<M>) -> Caller {

@@ -133,7 +133,8 @@ async fn health(call: Call) -> Result<Answer, Error> {
         let answer = json!({ "client": { "ok": false, "message": "client not enabled" } });
         return call.answer_with(StatusCode::INTERNAL_SERVER_ERROR, &answer, None);
     }
-    let problem = match call.api.read(ReadMode::Stale, 0, call.options.timeout).await {
+    let problem = match call.api.read(&call.caller, ReadMode::Stale, 0, call.options.timeout).await
+    {
         Ok(snapshot) if snapshot.known_leader => None,
         Ok(_) => Some("No cluster leader".to_owned()),
         Err(error) => Some(error.to_string()),

@@ -70,7 +70,7 @@ async fn set(call: Call) -> Result<Answer, Error> {
         })
     });
     let change = WorkerChange { number: number.transpose()?, kinds: kinds.transpose()? };
-    let settings = call.api.set_workers(call.caller, change).await;
+    let settings = call.api.set_workers(&call.caller, change).await;
     call.answer(&shown(&call, &settings), None)
 }
 

@@ -229,10 +229,13 @@ impl Call {
             let looked_at = snapshot.state.index();
             drop(snapshot);
             tokio::select! {
-                () = self.api.changed(tables, looked_at, left) => {}
+                () = self.api.changed(&self.caller, tables, looked_at, left) => {}
                 () = closing(self.closing.clone()) => return Err(stopping()),
             }
-            snapshot = self.api.read(ReadMode::Stale, looked_at, self.options.timeout).await?;
+            snapshot = self
+                .api
+                .read(&self.caller, ReadMode::Stale, looked_at, self.options.timeout)
+                .await?;
         }
     }
 
@@ -241,13 +244,14 @@ impl Call {
     async fn caught_up(&self, seen: Index, deadline: Instant) -> Result<Snapshot, Error> {
         let left = deadline.saturating_duration_since(Instant::now());
         let caught_up = tokio::select! {
-            read = self.api.read(ReadMode::Stale, seen, left) => read,
+            read = self.api.read(&self.caller, ReadMode::Stale, seen, left) => read,
             () = closing(self.closing.clone()) => return Err(stopping()),
         };
         match caught_up {
-            Err(ApiError::Timeout { .. }) => {
-                Ok(self.api.read(ReadMode::Linearizable, 0, self.options.timeout).await?)
-            }
+            Err(ApiError::Timeout { .. }) => Ok(self
+                .api
+                .read(&self.caller, ReadMode::Linearizable, 0, self.options.timeout)
+                .await?),
             other => Ok(other?),
         }
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::{
-    extract::{FromRequest, Query, Request},
+    extract::{FromRequest, FromRequestParts, Query, Request},
     http::{HeaderMap, Method, StatusCode, Uri, header},
 };
 use bytes::Bytes;
@@ -28,9 +28,10 @@ use super::{
     route::JobPath,
 };
 use crate::{
-    api::{Api, Caller, ReadMode, Snapshot, Way, Written},
+    api::{Api, ReadMode, Snapshot, Written},
+    caller::Caller,
     percent,
-    serve::{Closing, Remote},
+    serve::Closing,
 };
 
 /// Length of an `Idempotency-Key`, bytes.
@@ -116,10 +117,10 @@ impl FromRequest<Context> for Call {
         };
         let Query(query) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
             .map_err(|error| Error::bad(format!("the query string does not parse: {error}")))?;
-        let address = parts.extensions.get::<Remote>().map(|remote| remote.0);
+        let Ok(caller) = Caller::from_request_parts(&mut parts, context).await;
         let mut call = Self {
             api: Arc::clone(&context.api),
-            caller: Caller::anonymous(Way::Http, address),
+            caller,
             options,
             method: parts.method,
             segments: segments(&parts.uri)?,
@@ -291,7 +292,7 @@ impl Call {
     /// A snapshot for a request that does not wait.
     pub(crate) async fn read(&self) -> Result<Snapshot, Error> {
         let mode = self.read_mode()?;
-        Ok(self.api.read(mode, 0, self.options.timeout).await?)
+        Ok(self.api.read(&self.caller, mode, 0, self.options.timeout).await?)
     }
 
     /// Proposes a command; a rejection is an error.
@@ -323,7 +324,7 @@ impl Call {
         command: Command,
         request: Option<RequestId>,
     ) -> Result<Written, Error> {
-        let written = self.api.write(self.caller, command, request, self.options.timeout).await?;
+        let written = self.api.write(&self.caller, command, request, self.options.timeout).await?;
         if let Reply::Rejected(rejection) = written.reply {
             return Err(rejection.into());
         }

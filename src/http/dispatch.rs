@@ -163,7 +163,8 @@ async fn write_part(
         made.extend(answers.clone());
     } else {
         let timeout = call.options.timeout;
-        let state = call.api.read(ReadMode::Stale, written.index, timeout).await?.state;
+        let state =
+            call.api.read(&call.caller, ReadMode::Stale, written.index, timeout).await?.state;
         made.extend(part.iter().map(|child| found_again(&state, parent, child)));
     }
     Ok(written)
@@ -194,7 +195,7 @@ pub(super) async fn stop_children(call: &Call, whole: &DeregisterJob) -> Result<
     let stop = DeregisterJob { purge: false, evaluation, ..whole.clone() };
     let stopped = call.write_unkeyed(stop.into()).await?.index;
     let timeout = call.options.timeout;
-    let state = call.api.read(ReadMode::Stale, stopped, timeout).await?.state;
+    let state = call.api.read(&call.caller, ReadMode::Stale, stopped, timeout).await?.state;
     let waiting = state.children(parent).map(|all| all.waiting.clone()).unwrap_or_default();
     let waiting: Vec<_> = waiting.values().cloned().collect();
     let others = state.children_rows(parent).filter(|job| job.waiting.is_none());

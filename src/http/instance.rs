@@ -76,7 +76,7 @@ async fn behavior(call: Call) -> Result<Answer, Error> {
         return Err(Error::bad("DeadlineMs is of a drain: Behavior must be drain"));
     }
     let (by, reason) = (fields.actor()?, fields.note("Reason")?);
-    let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
+    let snapshot = call.api.read(&call.caller, ReadMode::Stale, 0, call.options.timeout).await?;
     let node = snapshot.state.instances().get(&id).and_then(|row| row.node);
     let wanted = node.map_or(0, |node| node::evaluations_wanted(&snapshot.state, node));
     let evaluation_ids = call.evaluation_ids(wanted);

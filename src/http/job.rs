@@ -241,7 +241,9 @@ async fn register_as(call: &Call, id_in_path: Option<&str>) -> Result<Answer, Er
     });
     let written = call.write(command).await?;
     // The job is registered: that this server has no state to look at takes nothing of that back.
-    if let Ok(snapshot) = call.api.read(ReadMode::Stale, 0, call.options.timeout).await {
+    if let Ok(snapshot) =
+        call.api.read(&call.caller, ReadMode::Stale, 0, call.options.timeout).await
+    {
         warnings.extend(job_warnings::of_cluster(&snapshot.state, &spec));
     }
     let mut answer = job_reply(&written);

@@ -40,7 +40,8 @@ async fn metrics(State(context): State<Context>, call: Call) -> Result<Answer, E
         gauges.insert("nomad.traces.dropped".to_owned(), number(dropped));
     }
     if names == Names::Nomad {
-        let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
+        let snapshot =
+            call.api.read(&call.caller, ReadMode::Stale, 0, call.options.timeout).await?;
         // Only the leader shows them.
         if gauges.get("nomad.raft.is_leader") == Some(&1.0) {
             gauges.extend(summaries(&snapshot.state));

@@ -94,7 +94,7 @@ async fn allocations(call: Call) -> Result<Answer, Error> {
 
 /// Enough ids for one evaluation of each job on the node and of each system job.
 async fn evaluation_ids(call: &Call, node: NodeId) -> Result<Vec<EvaluationId>, Error> {
-    let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
+    let snapshot = call.api.read(&call.caller, ReadMode::Stale, 0, call.options.timeout).await?;
     Ok(call.evaluation_ids(evaluations_wanted(&snapshot.state, node)))
 }
 
@@ -227,7 +227,7 @@ async fn drain(call: Call) -> Result<Answer, Error> {
     }
     let owner = fields.actor()?;
     let mark_eligible = fields.flag("MarkEligible")?;
-    let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
+    let snapshot = call.api.read(&call.caller, ReadMode::Stale, 0, call.options.timeout).await?;
     let drain = match fields.object("DrainSpec")? {
         Some(spec) => Some(drain_of(&spec, snapshot.state.at(), owner)?),
         None => None,

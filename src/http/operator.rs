@@ -75,7 +75,7 @@ async fn remove_peer(call: Call) -> Result<Answer, Error> {
     let member = named(&call, &members)?
         .ok_or_else(|| Error::bad("name the server: id or address is missing"))?;
     let force = call.flag("force")?;
-    call.api.remove_member(call.caller, member.id, force).await?;
+    call.api.remove_member(&call.caller, member.id, force).await?;
     call.answer(&Value::Null, None)
 }
 
@@ -89,7 +89,7 @@ async fn transfer_leadership(call: Call) -> Result<Answer, Error> {
         named => named.map(|member| member.id),
     };
     let from = members.iter().find(|member| member.leader);
-    let now = call.api.transfer_leadership(call.caller, to).await?;
+    let now = call.api.transfer_leadership(&call.caller, to).await?;
     let new = members.iter().find(|member| member.id == now);
     let answer = json!({
         "From": from.map(id_and_address),
@@ -151,7 +151,8 @@ async fn set_scheduler_configuration(call: Call) -> Result<Answer, Error> {
     let mut attempts = 0;
     loop {
         attempts += 1;
-        let read = call.api.read(ReadMode::Linearizable, 0, call.options.timeout).await?;
+        let read =
+            call.api.read(&call.caller, ReadMode::Linearizable, 0, call.options.timeout).await?;
         let present = read.state.scheduler_configuration();
         let node_life = node_life::changed(present.node_life, &life)?;
         let configuration = SchedulerConfiguration { node_life, ..configuration.clone() };
@@ -186,7 +187,7 @@ async fn set(
     let command =
         Command::from(SetSchedulerConfiguration { configuration, keep_node_life, enforce_index });
     let written =
-        call.api.write(call.caller, command, call.request_id(), call.options.timeout).await?;
+        call.api.write(&call.caller, command, call.request_id(), call.options.timeout).await?;
     let mut updated = true;
     if let Reply::Rejected(rejection) = &written.reply {
         let Rejection::IndexConflict { .. } = rejection else {
@@ -236,7 +237,7 @@ fn configuration_of(fields: &Fields<'_>) -> Result<SchedulerConfiguration, Error
 
 /// The digest of this server's own state, for comparing replicas at the same index.
 async fn state_digest(call: Call) -> Result<Answer, Error> {
-    let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
+    let snapshot = call.api.read(&call.caller, ReadMode::Stale, 0, call.options.timeout).await?;
     let index: Index = snapshot.state.index();
     let answer = json!({ "Index": index, "Digest": snapshot.state.digest().to_string() });
     call.answer(&answer, None)
@@ -244,7 +245,7 @@ async fn state_digest(call: Call) -> Result<Answer, Error> {
 
 /// Checks every invariant on this server's own state.
 async fn invariants(call: Call) -> Result<Answer, Error> {
-    let snapshot = call.api.read(ReadMode::Stale, 0, call.options.timeout).await?;
+    let snapshot = call.api.read(&call.caller, ReadMode::Stale, 0, call.options.timeout).await?;
     let state = snapshot.state;
     let index: Index = state.index();
     let violations = call.in_turn(usize::MAX, move || Ok(fsm::invariant::check(&state))).await?;

@@ -29,7 +29,7 @@ async fn collect_garbage(call: Call) -> Result<Answer, Error> {
     for _round in 0..2 {
         let state = call.read().await?.state;
         for command in GarbageCollector::forced(state.at(), &state) {
-            call.api.write(call.caller, command, None, call.options.timeout).await?;
+            call.api.write(&call.caller, command, None, call.options.timeout).await?;
         }
     }
     call.answer(&Value::Null, None)

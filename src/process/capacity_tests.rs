@@ -17,15 +17,13 @@ use proto::{
 };
 use tonic::{Code, Status, transport::Channel};
 
-use super::testing::{PATIENCE, Servers};
+use super::testing::{CALLER, PATIENCE, Servers};
 use crate::{
-    api::{Api, Caller, Way, Written},
+    api::{Api, Written},
     grpc::capacity::{CapacityService, MESSAGE_BYTES_MAX},
     rpc::generation,
     server::Core,
 };
-
-const CALLER: Caller = Caller::anonymous(Way::Http, None);
 
 /// Three servers that know the group `web`, and which of them leads.
 fn stage() -> (Servers, usize) {
@@ -37,7 +35,7 @@ fn stage() -> (Servers, usize) {
     pool.groups = BTreeMap::from([("web".into(), group.into())]);
     let command = Command::from(UpsertInstancePool { pool: pool.into(), enforce_index: None });
     let core = servers.core(leader);
-    let written = servers.runtime().block_on(core.write(CALLER, command, None, PATIENCE)).unwrap();
+    let written = servers.runtime().block_on(core.write(&CALLER, command, None, PATIENCE)).unwrap();
     assert_eq!(written.reply, Reply::Done);
     (servers, leader)
 }
@@ -49,7 +47,7 @@ fn word(source: &str, seq: u64, amount: u64) -> Command {
 }
 
 async fn say(core: &Core, command: Command) -> Written {
-    core.write(CALLER, command, None, PATIENCE).await.unwrap()
+    core.write(&CALLER, command, None, PATIENCE).await.unwrap()
 }
 
 /// A thousand balancers speak each second. What they repeat costs no entry, by the leader or by a

@@ -14,16 +14,14 @@ use futures_util::{FutureExt, StreamExt, stream::BoxStream};
 use proto::v1::{self as pb, agent_server::Agent, raft_server::Raft};
 use tonic::{Code, Request, Status};
 
-use super::testing::{PATIENCE, Servers};
+use super::testing::{CALLER, PATIENCE, Servers};
 use crate::{
-    api::{AgentApi, Api, ApiError, Caller, PeerApi, Way},
+    api::{AgentApi, Api, ApiError, PeerApi},
     grpc::agent::AgentService,
     raft::{EntryData, WatchReceiver as _},
     rt,
     server::Core,
 };
-
-const CALLER: Caller = Caller::anonymous(Way::Grpc, None);
 
 type Stream = BoxStream<'static, Result<pb::AllocationBatch, Status>>;
 
@@ -37,7 +35,7 @@ fn a_change_too_large_for_the_log_is_refused_and_ends_nobody() {
         let description = "x".repeat(33 << 20).into();
         let huge = Namespace { name: "huge".into(), description, ..Namespace::default() };
         let core = servers.core(server);
-        let write = core.write(CALLER, UpsertNamespace { namespace: huge }.into(), None, PATIENCE);
+        let write = core.write(&CALLER, UpsertNamespace { namespace: huge }.into(), None, PATIENCE);
         let error = servers.runtime().block_on(write).unwrap_err();
         assert!(matches!(error, ApiError::Invalid(_)), "{error}");
         assert!(error.to_string().contains("over the limit"), "{error}");
@@ -58,7 +56,8 @@ fn a_large_change_that_is_refused_takes_no_place_in_the_log() {
         let description = "x".repeat(1 << 20).into();
         let large = Namespace { name: "large".into(), description, ..Namespace::default() };
         let core = servers.core(server);
-        let write = core.write(CALLER, UpsertNamespace { namespace: large }.into(), None, PATIENCE);
+        let write =
+            core.write(&CALLER, UpsertNamespace { namespace: large }.into(), None, PATIENCE);
         let written = servers.runtime().block_on(write).unwrap();
         let Reply::Rejected(Rejection::Invalid(why)) = written.reply else { panic!("taken") };
         assert!(why.contains("bytes, at most"), "{why}");
@@ -85,7 +84,7 @@ fn a_server_far_behind_stamps_a_write_anew_instead_of_calling_it_expired() {
     let core = servers.core(behind);
     let mut write = Box::pin(async move {
         let name = Namespace { name: "fresh".into(), ..Namespace::default() };
-        core.write(CALLER, UpsertNamespace { namespace: name }.into(), None, PATIENCE).await
+        core.write(&CALLER, UpsertNamespace { namespace: name }.into(), None, PATIENCE).await
     });
     let entered = servers.runtime().enter();
     assert!(write.as_mut().now_or_never().is_none(), "stamped while the server is behind");
@@ -113,7 +112,7 @@ fn a_leader_that_nobody_answers_takes_no_heartbeats() {
         shortage: String::new(),
     };
     servers.wait("heartbeats are refused", || {
-        let answer = servers.runtime().block_on(core.heartbeat(beat.clone()));
+        let answer = servers.runtime().block_on(core.heartbeat(&CALLER, beat.clone()));
         (answer.unwrap_err().code() == Code::Unavailable).then_some(())
     });
     assert!(core.leading().is_some(), "it does not know better");
@@ -136,7 +135,7 @@ fn a_server_that_cannot_be_reached_does_not_become_a_voter() {
     {
         let admitted = servers
             .runtime()
-            .block_on(async { rt::timeout(PATIENCE, core.admit(CALLER, request(address))).await });
+            .block_on(async { rt::timeout(PATIENCE, core.admit(&CALLER, request(address))).await });
         let status = admitted.unwrap().unwrap_err();
         assert!(status.message().contains(why) && status.message().contains("advertise"));
     }
@@ -190,7 +189,7 @@ fn a_drain_that_is_asked_for_again_under_its_id_is_the_same_drain() {
             evaluation_ids: Vec::new(),
         });
         let id = Some(RequestId([7; 16]));
-        servers.runtime().block_on(core.write(CALLER, command, id, PATIENCE)).unwrap().reply
+        servers.runtime().block_on(core.write(&CALLER, command, id, PATIENCE)).unwrap().reply
     };
     let at = core.writes.log_time();
     let first = ask(at, 60_000);

@@ -8,15 +8,13 @@ use fsm::{
     pool::{DeclaredNode, InstancePool, InstanceType, UpsertInstancePool},
 };
 
-use super::testing::{PATIENCE, Servers};
+use super::testing::{CALLER, PATIENCE, Servers};
 use crate::{
-    api::{Api, ApiError, Caller, Way},
+    api::{Api, ApiError},
     config::{ProviderConfig, ProviderKind},
     provider,
     server::{BootId, Settings},
 };
-
-const CALLER: Caller = Caller::anonymous(Way::Grpc, None);
 
 /// Three servers with a provider `local` of kind `process`, and what each reads of its host's boot.
 fn servers(boots: [Option<BootId>; 3], machines: &Path) -> Servers {
@@ -71,7 +69,7 @@ fn pool(provider: &str, min: u32) -> Command {
 
 fn apply(servers: &Servers, server: usize, command: Command) -> Result<fsm::Reply, ApiError> {
     let core = servers.core(server);
-    let written = servers.runtime().block_on(core.write(CALLER, command, None, PATIENCE));
+    let written = servers.runtime().block_on(core.write(&CALLER, command, None, PATIENCE));
     written.map(|written| written.reply)
 }
 

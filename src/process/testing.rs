@@ -12,7 +12,8 @@ use tokio::{net::TcpListener, runtime::Runtime};
 
 use super::{Places, RunningServer, Sockets};
 use crate::{
-    api::{Api, ApiError, Caller, ReadMode, Way},
+    api::{Api, ApiError, ReadMode},
+    caller::{Caller, Way},
     disk::{Disk, fault::FaultDisk},
     http::HttpOptions,
     rpc::transport::GrpcTransport,
@@ -21,6 +22,8 @@ use crate::{
 };
 
 pub(super) const PATIENCE: Duration = Duration::from_mins(1);
+/// Asks the cores of tests, without a socket.
+pub(super) static CALLER: Caller = Caller::anonymous(Way::Grpc, None);
 pub(super) const FREE_BYTES_MIN: u64 = 1 << 20;
 
 pub(super) struct Servers {
@@ -138,7 +141,7 @@ impl Servers {
         let namespace = Namespace { name: name.into(), ..Namespace::default() };
         let core = self.core(server);
         let written = self.runtime().block_on(core.write(
-            Caller::anonymous(Way::Grpc, None),
+            &CALLER,
             UpsertNamespace { namespace }.into(),
             None,
             within,
@@ -149,7 +152,7 @@ impl Servers {
 
     pub(super) fn has(&self, server: usize, name: &str) -> bool {
         let core = self.core(server);
-        let read = core.read(ReadMode::Linearizable, 0, PATIENCE);
+        let read = core.read(&CALLER, ReadMode::Linearizable, 0, PATIENCE);
         let snapshot = self.runtime().block_on(read).unwrap();
         snapshot.state.namespaces().get(&name.into()).is_some()
     }

@@ -17,7 +17,7 @@ use super::{
     access::{Reads, Writes},
     bootstrap::Newcomer,
     digests::Comparison,
-    elastic::{CallTimes, Caller, Providers},
+    elastic::{CallTimes, ProviderCalls, Providers},
     hosts::BootId,
     housekeeping::Chores,
     identity::{self, Cluster},
@@ -272,14 +272,15 @@ impl Core {
         let cell = || Arc::clone(&self.cell);
         let leading = || Arc::clone(&self.leading);
         let cluster = || Arc::clone(&self.cluster);
-        let caller = Arc::new(Caller {
+        let provider_calls = Arc::new(ProviderCalls {
             providers,
             contact: contact(),
             writes: self.writes.clone(),
             cluster: cluster(),
             times: CallTimes::default(),
         });
-        let of = Ingredients { contact: contact(), cell: cell(), leading: leading(), caller };
+        let of =
+            Ingredients { contact: contact(), cell: cell(), leading: leading(), provider_calls };
         rt::spawn(super::leadership::watch(of, self.stopping()));
         let lifecycle = || Arc::clone(&self.lifecycle);
         rt::spawn(watch_recovery(contact(), lifecycle(), inlets.recovered));

@@ -17,10 +17,11 @@ use super::{
 };
 use crate::{
     api::{
-        AgentApi, Api, ApiError, Caller, Dequeue, Lease, LeaseKey, MemberInfo, PeerApi, Presence,
-        ReadMode, Sample, Snapshot, WorkerApi, WorkerChange, WorkerInfo, WorkerSettings, Written,
-        failure, senders,
+        AgentApi, Api, ApiError, Dequeue, Lease, LeaseKey, MemberInfo, PeerApi, Presence, ReadMode,
+        Sample, Snapshot, WorkerApi, WorkerChange, WorkerInfo, WorkerSettings, Written, failure,
+        senders,
     },
+    caller::Caller,
     published::StateCell,
     raft::{ServerState, WatchReceiver, promises::Promise},
     rpc::{method, words},
@@ -35,22 +36,24 @@ const FORWARD_TIMEOUT: Duration = Duration::from_secs(5);
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Api for Core {
-    fn read(
-        &self,
+    fn read<'a>(
+        &'a self,
+        caller: &'a Caller,
         mode: ReadMode,
         index_min: Index,
         timeout: Duration,
-    ) -> BoxFuture<'_, Result<Snapshot, ApiError>> {
+    ) -> BoxFuture<'a, Result<Snapshot, ApiError>> {
+        tracing::trace!(%caller, ?mode, index_min, "a read");
         self.reads.read(mode, index_min, timeout).boxed()
     }
 
-    fn write(
-        &self,
-        caller: Caller,
+    fn write<'a>(
+        &'a self,
+        caller: &'a Caller,
         command: Command,
         request: Option<RequestId>,
         timeout: Duration,
-    ) -> BoxFuture<'_, Result<Written, ApiError>> {
+    ) -> BoxFuture<'a, Result<Written, ApiError>> {
         async move {
             senders::check_caller(caller, &command).inspect_err(|error| {
                 tracing::warn!(%caller, %error, "refused a command");
@@ -63,12 +66,14 @@ impl Api for Core {
         .boxed()
     }
 
-    fn changed(
-        &self,
+    fn changed<'a>(
+        &'a self,
+        caller: &'a Caller,
         tables: &'static [TableId],
         after: Index,
         timeout: Duration,
-    ) -> BoxFuture<'_, ()> {
+    ) -> BoxFuture<'a, ()> {
+        tracing::trace!(%caller, ?tables, after, "a wait for a change");
         self.cell.changed(tables, after, timeout).boxed()
     }
 
@@ -101,11 +106,11 @@ impl Api for Core {
         })
     }
 
-    fn transfer_leadership(
-        &self,
-        caller: Caller,
+    fn transfer_leadership<'a>(
+        &'a self,
+        caller: &'a Caller,
         to: Option<u64>,
-    ) -> BoxFuture<'_, Result<u64, ApiError>> {
+    ) -> BoxFuture<'a, Result<u64, ApiError>> {
         async move {
             if self.contact.leads().is_some() {
                 tracing::info!(%caller, "asked to hand leadership over");
@@ -121,12 +126,12 @@ impl Api for Core {
         .boxed()
     }
 
-    fn remove_member(
-        &self,
-        caller: Caller,
+    fn remove_member<'a>(
+        &'a self,
+        caller: &'a Caller,
         id: u64,
         force: bool,
-    ) -> BoxFuture<'_, Result<(), ApiError>> {
+    ) -> BoxFuture<'a, Result<(), ApiError>> {
         async move {
             if self.contact.leads().is_some() {
                 return self.take_out(caller, id, force).await;
@@ -153,7 +158,11 @@ impl Api for Core {
         self.workers.settings()
     }
 
-    fn set_workers(&self, caller: Caller, change: WorkerChange) -> BoxFuture<'_, WorkerSettings> {
+    fn set_workers<'a>(
+        &'a self,
+        caller: &'a Caller,
+        change: WorkerChange,
+    ) -> BoxFuture<'a, WorkerSettings> {
         async move {
             let settings = self.workers.set(change).await;
             let kinds: Vec<_> = settings.kinds.iter().map(|kind| kind.name()).collect();
@@ -207,13 +216,13 @@ impl Api for Core {
 }
 
 impl PeerApi for Core {
-    fn write_forwarded(
-        &self,
-        caller: Caller,
+    fn write_forwarded<'a>(
+        &'a self,
+        caller: &'a Caller,
         proposal: Proposal,
         hops: u32,
         timeout: Duration,
-    ) -> BoxFuture<'_, Result<Written, ApiError>> {
+    ) -> BoxFuture<'a, Result<Written, ApiError>> {
         async move {
             let Proposal { command, request, .. } = proposal;
             if hops == 0 {
@@ -232,7 +241,11 @@ impl PeerApi for Core {
         .boxed()
     }
 
-    fn read_index(&self) -> BoxFuture<'_, Result<(Index, u64), ApiError>> {
+    fn read_index<'a>(
+        &'a self,
+        caller: &'a Caller,
+    ) -> BoxFuture<'a, Result<(Index, u64), ApiError>> {
+        tracing::trace!(%caller, "a read index");
         async move {
             if self.contact.leads().is_none() {
                 return Err(ApiError::NoLeader);
@@ -242,7 +255,12 @@ impl PeerApi for Core {
         .boxed()
     }
 
-    fn probe(&self, request: pb::ProbeRequest) -> BoxFuture<'_, Result<pb::ProbeReply, Status>> {
+    fn probe<'a>(
+        &'a self,
+        caller: &'a Caller,
+        request: pb::ProbeRequest,
+    ) -> BoxFuture<'a, Result<pb::ProbeReply, Status>> {
+        tracing::trace!(%caller, from = request.from, "a probe");
         async move {
             let initialised = self.raft.is_initialized().await.unwrap_or(false);
             let leader = self.contact.leader();
@@ -275,11 +293,11 @@ impl PeerApi for Core {
         .boxed()
     }
 
-    fn admit(
-        &self,
-        caller: Caller,
+    fn admit<'a>(
+        &'a self,
+        caller: &'a Caller,
         request: pb::JoinRequest,
-    ) -> BoxFuture<'_, Result<pb::JoinReply, Status>> {
+    ) -> BoxFuture<'a, Result<pb::JoinReply, Status>> {
         async move {
             if self.leading().is_none() {
                 return Err(ApiError::NoLeader.into());
@@ -292,7 +310,11 @@ impl PeerApi for Core {
         .boxed()
     }
 
-    fn hand_over(&self, caller: Caller, to: Option<u64>) -> BoxFuture<'_, Result<u64, ApiError>> {
+    fn hand_over<'a>(
+        &'a self,
+        caller: &'a Caller,
+        to: Option<u64>,
+    ) -> BoxFuture<'a, Result<u64, ApiError>> {
         async move {
             if self.leading().is_none() {
                 return Err(ApiError::NoLeader);
@@ -303,12 +325,12 @@ impl PeerApi for Core {
         .boxed()
     }
 
-    fn take_out(
-        &self,
-        caller: Caller,
+    fn take_out<'a>(
+        &'a self,
+        caller: &'a Caller,
         id: u64,
         force: bool,
-    ) -> BoxFuture<'_, Result<(), ApiError>> {
+    ) -> BoxFuture<'a, Result<(), ApiError>> {
         async move {
             if self.leading().is_none() {
                 return Err(ApiError::NoLeader);
@@ -333,24 +355,33 @@ impl Core {
 }
 
 impl WorkerApi for Core {
-    fn dequeue(&self, request: Dequeue) -> BoxFuture<'_, Result<Vec<Lease>, Status>> {
+    fn dequeue<'a>(
+        &'a self,
+        caller: &'a Caller,
+        request: Dequeue,
+    ) -> BoxFuture<'a, Result<Vec<Lease>, Status>> {
+        tracing::trace!(%caller, server = request.server, "a worker asks for leases");
         async move { services::dequeue(&*self.services_for_workers()?, &request).await }.boxed()
     }
 
-    fn ack(&self, lease: LeaseKey) -> Result<(), Status> {
+    fn ack(&self, caller: &Caller, lease: LeaseKey) -> Result<(), Status> {
+        tracing::trace!(%caller, evaluation = %lease.evaluation, "a worker ends a lease");
         services::ack(&*self.services_for_workers()?, lease)
     }
 
-    fn nack(&self, lease: LeaseKey, why: NackReason) -> Result<(), Status> {
+    fn nack(&self, caller: &Caller, lease: LeaseKey, why: NackReason) -> Result<(), Status> {
+        tracing::trace!(%caller, evaluation = %lease.evaluation, ?why, "a worker gives a lease back");
         services::nack(&*self.services_for_workers()?, lease, why)
     }
 
-    fn submit_plan(
-        &self,
+    fn submit_plan<'a>(
+        &'a self,
+        caller: &'a Caller,
         lease: LeaseKey,
         plan: Plan,
         bytes: usize,
-    ) -> BoxFuture<'_, Result<PlanAnswer, Status>> {
+    ) -> BoxFuture<'a, Result<PlanAnswer, Status>> {
+        tracing::trace!(%caller, evaluation = %lease.evaluation, "a worker submits a plan");
         async move {
             let services = self.services_for_workers()?;
             services::submit_plan(&services, lease, plan, bytes).await
@@ -360,10 +391,12 @@ impl WorkerApi for Core {
 }
 
 impl AgentApi for Core {
-    fn heartbeat(
-        &self,
+    fn heartbeat<'a>(
+        &'a self,
+        caller: &'a Caller,
         request: pb::HeartbeatRequest,
-    ) -> BoxFuture<'_, Result<pb::HeartbeatReply, Status>> {
+    ) -> BoxFuture<'a, Result<pb::HeartbeatReply, Status>> {
+        tracing::trace!(%caller, incarnation = request.incarnation, "a heartbeat");
         async move {
             match self.leading() {
                 Some(services) => self.take_heartbeat(&services, &request),
@@ -377,7 +410,12 @@ impl AgentApi for Core {
         self.settings.services.heartbeat.ttl_ms_min
     }
 
-    fn report(&self, report: NodeReport) -> BoxFuture<'_, Result<Written, ApiError>> {
+    fn report<'a>(
+        &'a self,
+        caller: &'a Caller,
+        report: NodeReport,
+    ) -> BoxFuture<'a, Result<Written, ApiError>> {
+        tracing::trace!(%caller, node = %report.node, "a report");
         self.reports.submit(report).boxed()
     }
 

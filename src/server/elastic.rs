@@ -33,8 +33,8 @@ const LATE_TIMEOUT: Duration = Duration::from_mins(1);
 /// The providers of this server's configuration, by name.
 pub type Providers = BTreeMap<Text, Arc<Throttled>>;
 
-/// What calls are made with.
-pub(super) struct Caller {
+/// Makes the calls to providers, and what they are made with.
+pub(super) struct ProviderCalls {
     pub(super) providers: Arc<Providers>,
     pub(super) contact: Arc<Contact>,
     pub(super) writes: Writes,
@@ -65,7 +65,7 @@ impl CallTimes {
     }
 }
 
-impl Caller {
+impl ProviderCalls {
     /// Makes a call of a leadership in a task of its own.
     pub(super) fn start(self: &Arc<Self>, services: &Arc<LeaderServices>, id: CallId, call: Call) {
         rt::spawn(Arc::clone(self).make(Arc::clone(services), id, call));

@@ -24,7 +24,7 @@ use tracing::{Instrument, field::display};
 
 use super::{
     applier::{self, PlanRequest, PlanStats},
-    elastic::Caller,
+    elastic::ProviderCalls,
     leading::Leading,
     member_times::MemberTimes,
     members::{Contact, silent_servers},
@@ -59,7 +59,7 @@ pub(super) struct Ingredients {
     pub(super) contact: Arc<Contact>,
     pub(super) cell: Arc<StateCell>,
     pub(super) leading: Arc<Leading>,
-    pub(super) caller: Arc<Caller>,
+    pub(super) provider_calls: Arc<ProviderCalls>,
 }
 
 /// Starts and stops leader services as leadership comes and goes.
@@ -122,7 +122,7 @@ pub struct LeaderServices {
     time: Arc<ServerTime>,
     machines: Mutex<Services>,
     /// Makes the calls of the machine of pools.
-    caller: Arc<Caller>,
+    provider_calls: Arc<ProviderCalls>,
     plan_stats: Arc<PlanStats>,
     /// How long a step of the machines took.
     steps: Histogram,
@@ -171,7 +171,7 @@ impl LeaderServices {
             cell: Arc::clone(&of.cell),
             time: Arc::clone(&of.contact.time),
             machines: Mutex::new(Services::new(&settings.services)),
-            caller: Arc::clone(&of.caller),
+            provider_calls: Arc::clone(&of.provider_calls),
             plan_stats: Arc::default(),
             steps: Histogram::default(),
             member_times: Mutex::default(),
@@ -310,7 +310,7 @@ impl LeaderServices {
     /// that is refused, sent again and again, would fill the disks. Whatever was acknowledged before it is
     /// in the state that it is tried on.
     fn refusal(&self, proposal: &Proposal) -> Option<Written> {
-        if self.caller.contact.is_majority_lost() {
+        if self.provider_calls.contact.is_majority_lost() {
             return None;
         }
         let mut state = (*self.cell.load()).clone();
@@ -410,7 +410,7 @@ impl LeaderServices {
     fn start_calls(self: &Arc<Self>) {
         loop {
             let Some((id, call)) = self.machines().next_call() else { return };
-            self.caller.start(self, id, call);
+            self.provider_calls.start(self, id, call);
         }
     }
 
@@ -533,7 +533,7 @@ impl LeaderServices {
     }
 
     pub(super) fn samples(&self) -> BTreeMap<String, Sample> {
-        let mut samples = self.caller.samples();
+        let mut samples = self.provider_calls.samples();
         let own = [
             ("nomad.leader.step", self.steps.sample()),
             ("nomad.plan.evaluate", self.plan_stats.evaluate.sample()),

@@ -14,7 +14,8 @@ use fsm::{
 };
 
 use crate::{
-    api::{ApiError, Caller, Written},
+    api::{ApiError, Written},
+    caller::Caller,
     rt::Instant,
 };
 
@@ -32,7 +33,7 @@ impl Said {
     /// Writes the line of a command that was carried out. What was refused is told to whoever asked.
     pub(super) fn command(
         &self,
-        caller: Caller,
+        caller: &Caller,
         asked: Option<(&'static str, String)>,
         written: &Result<Written, ApiError>,
     ) {

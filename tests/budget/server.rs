@@ -16,7 +16,8 @@ use futures_util::{
 use leader::{ServicesConfig, heartbeat::HeartbeatConfig};
 use proto::v1 as pb;
 use quorate::{
-    api::{AgentApi, Api, Caller, Way},
+    api::{AgentApi, Api},
+    caller::{Caller, Way},
     disk::{Disk, fault::FaultDisk},
     rpc::transport::{Lane, ReplyStream, Transport},
     rt,
@@ -27,6 +28,10 @@ use tonic::Status;
 
 const DATA: &str = "/data";
 const ADDRESS: &str = "10.0.0.1:4647";
+/// Asks the server as an agent, without a socket.
+static AGENT: Caller = Caller::anonymous(Way::Agent, None);
+/// Asks the server as a client, without a socket.
+static CLIENT: Caller = Caller::anonymous(Way::Http, None);
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Virtual time without an entry after which nothing follows from the last one: reports, drains and
 /// the look of the machines at what changed wait a part of it.
@@ -141,16 +146,15 @@ impl Server {
 
     /// A command of a client, which must not be refused; answers with the index of its entry.
     pub(crate) async fn write(&self, command: impl Into<Command>) -> Index {
-        self.write_by(Way::Http, command.into()).await
+        self.write_by(&CLIENT, command.into()).await
     }
 
     /// A command of an agent.
     pub(crate) async fn write_as_agent(&self, command: impl Into<Command>) {
-        self.write_by(Way::Agent, command.into()).await;
+        self.write_by(&AGENT, command.into()).await;
     }
 
-    async fn write_by(&self, way: Way, command: Command) -> Index {
-        let caller = Caller::anonymous(way, None);
+    async fn write_by(&self, caller: &Caller, command: Command) -> Index {
         let written = self.core.write(caller, command, None, TIMEOUT).await.expect("it is taken");
         let reply = written.reply;
         assert!(!matches!(reply, Reply::Rejected(_)), "a command was refused: {reply:?}");
@@ -159,14 +163,14 @@ impl Server {
 
     /// Statuses of a node's allocations, as its agent hands them in.
     pub(crate) async fn report(&self, report: NodeReport) {
-        self.core.report(report).await.expect("the report is taken");
+        self.core.report(&AGENT, report).await.expect("the report is taken");
     }
 
     /// A heartbeat of a node.
     pub(crate) async fn heartbeat(&self, node: NodeId, incarnation: u64) {
         let node_id = node.0.to_vec().into();
         let request = pb::HeartbeatRequest { node_id, incarnation, shortage: String::new() };
-        self.core.heartbeat(request).await.expect("the node is known");
+        self.core.heartbeat(&AGENT, request).await.expect("the node is known");
     }
 
     /// The state as it is published.

@@ -27,6 +27,7 @@ use super::{
     describe::{self, SNIFFED_BYTES},
     query::Parameters,
 };
+use crate::caller::Caller;
 
 /// Bytes of a file that are read at a time.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -35,10 +36,11 @@ const ENTRIES_MAX: usize = 10_000;
 
 pub(super) async fn list(
     State(files): State<Files>,
+    caller: Caller,
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Json<Value>, HttpError> {
-    let directory = files.directory(&allocation)?;
+    let directory = files.directory(&caller, &allocation)?;
     let (root, asked) = (directory.root().to_owned(), query.text("path").to_owned());
     let entries = files.work.run(move || {
         let found = resolve(&root, &asked).map_err(|error| missing(error, "open", &asked))?;
@@ -57,10 +59,11 @@ pub(super) async fn list(
 
 pub(super) async fn stat(
     State(files): State<Files>,
+    caller: Caller,
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Json<Value>, HttpError> {
-    let root = files.directory(&allocation)?.root().to_owned();
+    let root = files.directory(&caller, &allocation)?.root().to_owned();
     let asked = asked_file(&query)?;
     let described = files.work.run(move || {
         let found = resolve(&root, &asked).map_err(|error| missing(error, "stat", &asked))?;
@@ -74,20 +77,22 @@ pub(super) async fn stat(
 
 pub(super) async fn cat(
     State(files): State<Files>,
+    caller: Caller,
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Response, HttpError> {
-    let found = file(&files, &allocation, &query).await?;
+    let found = file(&files, &caller, &allocation, &query).await?;
     copy(files.work, found, 0, u64::MAX).await
 }
 
 /// `limit` bytes from `offset`; all that follows without a limit, or with one that is not above 0.
 pub(super) async fn read_at(
     State(files): State<Files>,
+    caller: Caller,
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Response, HttpError> {
-    let found = file(&files, &allocation, &query).await?;
+    let found = file(&files, &caller, &allocation, &query).await?;
     let offset = query.number("offset")?.unwrap_or(0);
     let limit = query.limit("limit")?;
     copy(files.work, found, offset, limit.unwrap_or(u64::MAX)).await
@@ -112,10 +117,11 @@ fn missing(error: HttpError, verb: &str, asked: &str) -> HttpError {
 /// The file that `path` asks for. A missing one is a bad request to what reads files, as in Nomad.
 pub(super) async fn file(
     files: &Files,
+    caller: &Caller,
     allocation: &str,
     query: &Parameters,
 ) -> Result<Found, HttpError> {
-    let root = files.directory(allocation)?.root().to_owned();
+    let root = files.directory(caller, allocation)?.root().to_owned();
     let asked = asked_file(query)?;
     let held = files.work.run(move || {
         let found = resolve(&root, &asked).map_err(|error| {

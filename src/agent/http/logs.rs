@@ -24,6 +24,7 @@ use crate::{
         executor::log_indexes,
     },
     base64,
+    caller::Caller,
 };
 
 /// Bytes read at a time.
@@ -37,10 +38,11 @@ const QUIET_LOOKS_MAX: u32 = 5;
 
 pub(super) async fn logs(
     State(files): State<Files>,
+    caller: Caller,
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Response, HttpError> {
-    let directory = files.directory(&allocation)?;
+    let directory = files.directory(&caller, &allocation)?;
     let kind = match query.text("type") {
         "" | "stdout" => "stdout",
         "stderr" => "stderr",
@@ -71,10 +73,11 @@ pub(super) async fn logs(
 /// One file from an offset, followed (unless told not to) until the allocation's tasks have ended.
 pub(super) async fn stream(
     State(files): State<Files>,
+    caller: Caller,
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Response, HttpError> {
-    let file = Arc::new(super::files::file(&files, &allocation, &query).await?);
+    let file = Arc::new(super::files::file(&files, &caller, &allocation, &query).await?);
     let shown = query.text("path").trim_start_matches('/').to_owned();
     let follow = query.flag("follow", true)?;
     let watched = Watched { id: id(&allocation)?, task: None };

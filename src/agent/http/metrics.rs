@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     agent::{shell::View, spec::TaskSpec, time::wall_ms},
+    caller::Caller,
     metrics::{Names, PROMETHEUS, exposition, nomad, number, summary},
 };
 
@@ -52,8 +53,10 @@ const COUNTED_ANEW: [&str; 3] =
 
 pub(super) async fn metrics(
     State(files): State<Files>,
+    caller: Caller,
     query: Parameters,
 ) -> Result<Response, HttpError> {
+    tracing::trace!(%caller, "asked for the metrics of the agent");
     let format = query.text("format");
     if !matches!(format, "" | "prometheus") {
         let text = format!("format must be prometheus or absent, not `{format}`");
@@ -69,7 +72,7 @@ pub(super) async fn metrics(
         ("max_run_duration_exceeded", files.node.tasks_too_long()),
     ];
     let labels = labels_of(&files, names);
-    let Json(stats) = statistics::of_machine(State(files.clone())).await?;
+    let stats = statistics::fares(&files).await?;
     let mut metrics = gauges(&stats, &labels);
     metrics
         .extend(tasks.map(|(what, count)| {

@@ -12,6 +12,7 @@ use super::{Files, HttpError};
 use crate::{
     agent::{executor::process::parse_signal, shell::Order},
     body::Fields,
+    caller::Caller,
 };
 
 /// A body of JSON; an empty one is null.
@@ -26,6 +27,7 @@ pub(super) fn json_of(bytes: &[u8]) -> Result<Value, HttpError> {
 
 pub(super) async fn signal(
     State(files): State<Files>,
+    caller: Caller,
     Path(allocation): Path<String>,
     bytes: Bytes,
 ) -> Result<Json<Value>, HttpError> {
@@ -40,11 +42,12 @@ pub(super) async fn signal(
         return Err(HttpError::BadRequest(format!("invalid signal \"{signal}\"")));
     }
     let order = Order::Signal { task: task_of(&fields, "Task")?, signal: signal.to_owned() };
-    carry_out(&files, &allocation, order).await
+    carry_out(&files, &caller, &allocation, order).await
 }
 
 pub(super) async fn restart(
     State(files): State<Files>,
+    caller: Caller,
     Path(allocation): Path<String>,
     bytes: Bytes,
 ) -> Result<Json<Value>, HttpError> {
@@ -57,7 +60,7 @@ pub(super) async fn restart(
         ));
     }
     let order = if all { Order::RestartAll } else { Order::Restart { task } };
-    carry_out(&files, &allocation, order).await
+    carry_out(&files, &caller, &allocation, order).await
 }
 
 /// The task that a field names; an empty name is none.
@@ -68,30 +71,34 @@ fn task_of(fields: &Fields<'_>, name: &str) -> Result<Option<String>, HttpError>
 /// `/v1/client/allocation/ID/gc`: deletes the files of an allocation that has ended.
 pub(super) async fn collect(
     State(files): State<Files>,
+    caller: Caller,
     Path(allocation): Path<String>,
 ) -> Result<Json<Value>, HttpError> {
-    files.directory(&allocation)?;
-    let id = allocation.parse().map_err(|_| HttpError::NotFound(allocation.clone()))?;
+    files.directory(&caller, &allocation)?;
+    let id: AllocationId =
+        allocation.parse().map_err(|_| HttpError::NotFound(allocation.clone()))?;
     if files.node.collect(Some(id)) == 0 {
         let text = "No such allocation on client, or allocation not eligible for GC".to_owned();
         return Err(HttpError::BadRequest(text));
     }
+    tracing::info!(%caller, %id, "the files of an ended allocation are deleted on request");
     Ok(Json(json!({})))
 }
 
 /// `/v1/client/gc`: deletes the files of all allocations that have ended.
-pub(super) async fn collect_all(State(files): State<Files>) -> Json<Value> {
+pub(super) async fn collect_all(State(files): State<Files>, caller: Caller) -> Json<Value> {
     let collected = files.node.collect(None);
-    tracing::info!(collected, "the files of ended allocations are deleted on request");
+    tracing::info!(%caller, collected, "the files of ended allocations are deleted on request");
     Json(json!({}))
 }
 
 async fn carry_out(
     files: &Files,
+    caller: &Caller,
     allocation: &str,
     order: Order,
 ) -> Result<Json<Value>, HttpError> {
-    files.directory(allocation)?;
+    files.directory(caller, allocation)?;
     let id: AllocationId =
         allocation.parse().map_err(|_| HttpError::NotFound(allocation.to_owned()))?;
     let view = files.node.view(id);
@@ -100,6 +107,7 @@ async fn carry_out(
     {
         return Err(HttpError::NotFound(format!("unknown task name \"{task}\"")));
     }
+    tracing::info!(%caller, %id, ?order, "an allocation is given an order");
     files.node.order(id, order).await.map_err(HttpError::BadRequest)?;
     Ok(Json(json!({})))
 }

@@ -20,6 +20,7 @@ use crate::{
         meta::{Changes, MetaError, NodeMeta},
     },
     body::Fields,
+    caller::Caller,
     version::Build,
 };
 
@@ -61,7 +62,8 @@ impl Own {
 }
 
 /// `/v1/agent/self`.
-pub(super) async fn this(State(files): State<Files>) -> Json<Value> {
+pub(super) async fn this(State(files): State<Files>, caller: Caller) -> Json<Value> {
+    tracing::trace!(%caller, "asked who the agent is");
     let own = &files.own;
     let (live, _) = files.node.counts();
     let facts = Build::own().facts();
@@ -93,22 +95,25 @@ pub(super) async fn this(State(files): State<Files>) -> Json<Value> {
 /// `GET /v1/client/metadata`.
 pub(super) async fn metadata(
     State(files): State<Files>,
+    caller: Caller,
     query: Parameters,
     request: Request,
 ) -> Response {
     if files.is_for_other(&request, query.text("node_id")) {
         return forward::pass_on(&files.own, request).await;
     }
+    tracing::trace!(%caller, "asked for the metadata of the node");
     shown(&files.own.meta).into_response()
 }
 
 /// `PUT /v1/client/metadata`.
 pub(super) async fn set_metadata(
     State(files): State<Files>,
+    caller: Caller,
     query: Parameters,
     request: Request,
 ) -> Response {
-    match change(&files, &query, request).await {
+    match change(&files, &caller, &query, request).await {
         Ok(answer) => answer,
         Err(error) => error.into_response(),
     }
@@ -116,6 +121,7 @@ pub(super) async fn set_metadata(
 
 async fn change(
     files: &Files,
+    caller: &Caller,
     query: &Parameters,
     request: Request,
 ) -> Result<Response, HttpError> {
@@ -137,6 +143,7 @@ async fn change(
     if changes.is_empty() {
         return Err(HttpError::BadRequest("missing required Meta object".to_owned()));
     }
+    tracing::info!(%caller, keys = changes.len(), "the node's metadata is set on request");
     let meta = Arc::clone(&files.own.meta);
     let stored = move || {
         meta.apply(changes).map_err(|error| match error {

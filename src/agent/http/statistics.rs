@@ -14,17 +14,29 @@ use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{Files, HttpError, query::Parameters};
-use crate::agent::{
-    executor::ExecutorIdentity,
-    machine::{self, CpuTimes, Memory, Mount, ProcessUse},
-    time::wall_ms,
+use crate::{
+    agent::{
+        executor::ExecutorIdentity,
+        machine::{self, CpuTimes, Memory, Mount, ProcessUse},
+        time::wall_ms,
+    },
+    caller::Caller,
 };
 
 /// Between two looks.
 const WINDOW: Duration = Duration::from_millis(250);
 
 /// `/v1/client/stats`.
-pub(super) async fn of_machine(State(files): State<Files>) -> Result<Json<Value>, HttpError> {
+pub(super) async fn of_machine(
+    State(files): State<Files>,
+    caller: Caller,
+) -> Result<Json<Value>, HttpError> {
+    tracing::trace!(%caller, "asked how the machine fares");
+    Ok(Json(fares(&files).await?))
+}
+
+/// How the machine fares.
+pub(super) async fn fares(files: &Files) -> Result<Value, HttpError> {
     let before = files.work.run(|| Ok(machine::cpu_times())).await?;
     sleep(WINDOW).await;
     let folder = files.shared.state.root().to_owned();
@@ -44,7 +56,7 @@ pub(super) async fn of_machine(State(files): State<Files>) -> Result<Json<Value>
     let memory = Memory::now();
     let (live, known) = files.node.counts();
     let uptime = uptime.split('.').next().and_then(|seconds| seconds.parse().ok()).unwrap_or(0_u64);
-    Ok(Json(json!({
+    Ok(json!({
         "Memory": {
             "Total": memory.total, "Available": memory.available, "Free": memory.free,
             "Used": memory.total.saturating_sub(memory.available),
@@ -58,7 +70,7 @@ pub(super) async fn of_machine(State(files): State<Files>) -> Result<Json<Value>
         "Timestamp": wall_ms().saturating_mul(1_000_000),
         "Allocations": {"Live": live, "Known": known},
         "Shortage": files.shared.shortages.reason(),
-    })))
+    }))
 }
 
 fn core(old: &CpuTimes, new: &CpuTimes, mhz: u64) -> Value {
@@ -110,10 +122,11 @@ fn disk_at(device: &str, point: &str, path: &Path) -> Option<Value> {
 /// `/v1/client/allocation/ID/stats`, of all tasks that run or of one.
 pub(super) async fn of_allocation(
     State(files): State<Files>,
+    caller: Caller,
     UrlPath(allocation): UrlPath<String>,
     query: Parameters,
 ) -> Result<Json<Value>, HttpError> {
-    let directory = files.directory(&allocation)?;
+    let directory = files.directory(&caller, &allocation)?;
     let id = allocation.parse().map_err(|_| HttpError::NotFound(allocation.clone()))?;
     let view = files.node.view(id);
     let known = view.into_iter().flat_map(|view| view.status.tasks.into_keys());

@@ -21,6 +21,7 @@ use tonic::Status;
 use super::state_that_knows;
 use crate::{
     api::{AgentApi, ReadMode},
+    caller::Caller,
     rpc::words,
     rt::mpsc,
 };
@@ -54,6 +55,7 @@ impl Told {
 /// loses touch with the others: the agent would miss what the others decide.
 pub(super) async fn push_allocations(
     api: &dyn AgentApi,
+    caller: &Caller,
     node: NodeId,
     request: &pb::StreamAllocationsRequest,
     sender: &mpsc::Sender<Result<pb::AllocationBatch, Status>>,
@@ -65,7 +67,7 @@ pub(super) async fn push_allocations(
     }
     if !api.published().wait_for(request.index_min, CATCH_UP).await {
         // This server lags, or no server has that index: they were restored from an older copy.
-        let now = api.read(ReadMode::Linearizable, 0, CATCH_UP).await?;
+        let now = api.read(caller, ReadMode::Linearizable, 0, CATCH_UP).await?;
         if now.state.index() < request.index_min {
             let message = "the node was shown what the servers do not have any more";
             return Err(Status::not_found(message));
@@ -78,7 +80,7 @@ pub(super) async fn push_allocations(
         let changed = watch.notified();
         let mut changed = std::pin::pin!(changed);
         changed.as_mut().enable();
-        let state = state_that_knows(api, node, request.incarnation).await?;
+        let state = state_that_knows(api, caller, node, request.incarnation).await?;
         let row = state.nodes().get(&node).ok_or_else(|| Status::not_found("node not found"))?;
         let row = Arc::clone(row);
         let mut news = batches(&state, &row, &mut sent, &mut complete);

@@ -4,13 +4,16 @@ use std::time::Duration;
 
 use fsm::{Command, NodeId, upkeep::Tick};
 use serde_json::json;
-use tokio::time::Instant;
+use tokio::{io::AsyncReadExt, time::Instant};
 
 use super::{
     cluster::{TestCluster, web_job},
-    socket::TestServer,
+    socket::{TestServer, ask, parse},
 };
-use crate::api::ReadMode;
+use crate::{
+    api::ReadMode,
+    caller::{Caller, Way},
+};
 
 #[tokio::test]
 async fn a_blocking_query_wakes_on_a_change() {
@@ -25,6 +28,32 @@ async fn a_blocking_query_wakes_on_a_change() {
     registered.ok();
     assert_eq!(woken.ok().as_array().unwrap().len(), 2);
     assert!(woken.index() > seen, "{woken:?}");
+    server.stop().await;
+}
+
+/// Whoever waits is known in each call that is made for it, by the address of its connection.
+#[tokio::test]
+async fn a_blocking_query_hands_its_caller_to_reads_and_waits() {
+    let server = TestServer::start(TestCluster::new()).await;
+    server.put("/v1/jobs", &json!({ "Job": web_job("a") })).await.ok();
+    let seen = server.get("/v1/jobs").await.index();
+    let path = format!("/v1/jobs?index={seen}&wait=60s");
+    let mut stream = ask(server.address, "GET", &path, &[], b"").await;
+    let caller = Caller::anonymous(Way::Http, Some(stream.local_addr().unwrap()));
+    let asked = || -> Vec<&str> {
+        let callers = server.cluster.callers.lock().unwrap();
+        callers.iter().filter(|(_, one)| *one == caller).map(|(what, _)| *what).collect()
+    };
+    let deadline = Instant::now() + Duration::from_mins(1);
+    while !asked().contains(&"changed") {
+        assert!(Instant::now() < deadline, "the query did not begin to wait");
+        tokio::task::yield_now().await;
+    }
+    server.put("/v1/jobs", &json!({ "Job": web_job("b") })).await.ok();
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).await.unwrap();
+    assert_eq!(parse(&received).ok().as_array().unwrap().len(), 2);
+    assert_eq!(asked(), ["read", "changed", "read"]);
     server.stop().await;
 }
 

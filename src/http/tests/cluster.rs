@@ -24,9 +24,12 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::api::{
-    Api, ApiError, Caller, MemberInfo, Presence, ReadMode, Sample, Snapshot, WorkerChange,
-    WorkerInfo, WorkerSettings, WorkerStatus, Workload, Written, payload,
+use crate::{
+    api::{
+        Api, ApiError, MemberInfo, Presence, ReadMode, Sample, Snapshot, WorkerChange, WorkerInfo,
+        WorkerSettings, WorkerStatus, Workload, Written, payload,
+    },
+    caller::Caller,
 };
 
 const START_MS: u64 = 1_700_000_000_000;
@@ -39,6 +42,8 @@ pub(super) struct TestCluster {
     pub(super) failure: Mutex<Option<ApiError>>,
     /// Reads that were asked for.
     pub(super) reads: Mutex<Vec<(ReadMode, Index)>>,
+    /// Who asked for reads and waited for changes.
+    pub(super) callers: Mutex<Vec<(&'static str, Caller)>>,
     workers: Mutex<WorkerSettings>,
 }
 
@@ -52,6 +57,7 @@ impl TestCluster {
             ids_made: AtomicU64::new(0),
             failure: Mutex::new(None),
             reads: Mutex::new(Vec::new()),
+            callers: Mutex::new(Vec::new()),
             workers: Mutex::new(WorkerSettings { number: 2, kinds: JobKind::ALL.to_vec() }),
         })
     }
@@ -232,6 +238,10 @@ impl TestCluster {
         self.must(Command::from(UpdateAllocations { reports: vec![report] }));
     }
 
+    fn asked(&self, what: &'static str, caller: &Caller) {
+        self.callers.lock().unwrap().push((what, caller.clone()));
+    }
+
     fn fail(&self) -> Result<(), ApiError> {
         self.failure.lock().unwrap().clone().map_or(Ok(()), Err)
     }
@@ -257,12 +267,14 @@ pub(super) fn web_job(id: &str) -> Value {
 }
 
 impl Api for TestCluster {
-    fn read(
-        &self,
+    fn read<'a>(
+        &'a self,
+        caller: &'a Caller,
         mode: ReadMode,
         index_min: Index,
         timeout: Duration,
-    ) -> BoxFuture<'_, Result<Snapshot, ApiError>> {
+    ) -> BoxFuture<'a, Result<Snapshot, ApiError>> {
+        self.asked("read", caller);
         Box::pin(async move {
             self.fail()?;
             self.reads.lock().unwrap().push((mode, index_min));
@@ -279,25 +291,27 @@ impl Api for TestCluster {
         })
     }
 
-    fn write(
-        &self,
-        _caller: Caller,
+    fn write<'a>(
+        &'a self,
+        _caller: &'a Caller,
         command: Command,
         request: Option<RequestId>,
         _timeout: Duration,
-    ) -> BoxFuture<'_, Result<Written, ApiError>> {
+    ) -> BoxFuture<'a, Result<Written, ApiError>> {
         Box::pin(async move {
             self.fail()?;
             Ok(self.apply(command, request))
         })
     }
 
-    fn changed(
-        &self,
+    fn changed<'a>(
+        &'a self,
+        caller: &'a Caller,
         tables: &'static [TableId],
         after: Index,
         timeout: Duration,
-    ) -> BoxFuture<'_, ()> {
+    ) -> BoxFuture<'a, ()> {
+        self.asked("changed", caller);
         Box::pin(async move {
             let mut index = self.index.subscribe();
             let changed = index
@@ -340,23 +354,23 @@ impl Api for TestCluster {
         self.members().swap_remove(0)
     }
 
-    fn transfer_leadership(
-        &self,
-        _caller: Caller,
+    fn transfer_leadership<'a>(
+        &'a self,
+        _caller: &'a Caller,
         to: Option<u64>,
-    ) -> BoxFuture<'_, Result<u64, ApiError>> {
+    ) -> BoxFuture<'a, Result<u64, ApiError>> {
         Box::pin(async move {
             self.fail()?;
             Ok(to.unwrap_or(2))
         })
     }
 
-    fn remove_member(
-        &self,
-        _caller: Caller,
+    fn remove_member<'a>(
+        &'a self,
+        _caller: &'a Caller,
         id: u64,
         force: bool,
-    ) -> BoxFuture<'_, Result<(), ApiError>> {
+    ) -> BoxFuture<'a, Result<(), ApiError>> {
         Box::pin(async move {
             self.fail()?;
             let refused = ApiError::Invalid("a majority would not answer".to_owned());
@@ -380,7 +394,11 @@ impl Api for TestCluster {
         self.workers.lock().unwrap().clone()
     }
 
-    fn set_workers(&self, _caller: Caller, change: WorkerChange) -> BoxFuture<'_, WorkerSettings> {
+    fn set_workers<'a>(
+        &'a self,
+        _caller: &'a Caller,
+        change: WorkerChange,
+    ) -> BoxFuture<'a, WorkerSettings> {
         Box::pin(async move {
             let mut workers = self.workers.lock().unwrap();
             workers.number = change.number.unwrap_or(workers.number);

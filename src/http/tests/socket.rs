@@ -107,6 +107,20 @@ pub(super) async fn send(
     headers: &[(&str, &str)],
     body: &[u8],
 ) -> TestResponse {
+    let mut stream = ask(address, method, path, headers, body).await;
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).await.unwrap();
+    parse(&received)
+}
+
+/// Sends a request on a connection of its own, from which the answer is to be read.
+pub(super) async fn ask(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> TcpStream {
     let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
     for (name, value) in headers {
         write!(head, "{name}: {value}\r\n").unwrap();
@@ -115,12 +129,10 @@ pub(super) async fn send(
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(body).await.unwrap();
-    let mut received = Vec::new();
-    stream.read_to_end(&mut received).await.unwrap();
-    parse(&received)
+    stream
 }
 
-fn parse(received: &[u8]) -> TestResponse {
+pub(super) fn parse(received: &[u8]) -> TestResponse {
     let received = String::from_utf8(received.to_vec()).unwrap();
     let (head, body) = received.split_once("\r\n\r\n").unwrap();
     let mut lines = head.lines();

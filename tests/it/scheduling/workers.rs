@@ -11,7 +11,8 @@ use proto::v1::{
     scheduler_client::SchedulerClient,
 };
 use quorate::{
-    api::{Api, Caller, Way, WorkerChange},
+    api::{Api, WorkerChange},
+    caller::{Caller, Way},
     config::ServerConfig,
     process::{Places, RunningServer},
     rpc::{generation::Stamped, peer_line::Dial},
@@ -114,7 +115,7 @@ impl Servers {
     fn set_workers(&self, number: usize, workers: usize) {
         let change = WorkerChange { number: Some(workers), kinds: None };
         let caller = Caller::anonymous(Way::Http, None);
-        self.runtime.block_on(self.core(number).set_workers(caller, change));
+        self.runtime.block_on(self.core(number).set_workers(&caller, change));
     }
 
     fn stop_one(&mut self, number: usize) {

@@ -1,12 +1,21 @@
-//! The caller of a request: its name, and the edge by which the request came.
+//! The caller of a request: its name, what it may do, and the edge by which the request came.
+//!
+//! The edge that takes a request makes its caller, once, and hands it on by reference. Knows no edge.
 
 use std::{fmt, net::SocketAddr};
 
 /// The name of a caller. No caller has to give a name yet: access control will add names.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Who {
     /// The caller gave no name.
     Anonymous,
+}
+
+/// What a caller may do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Permits {
+    /// Whatever its edge takes. Access control will add what the policies of a token allow.
+    Everything,
 }
 
 /// The edge by which a call came.
@@ -20,19 +29,20 @@ pub enum Way {
     Agent,
 }
 
-/// The caller of an edge; every call that changes something carries it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The caller of an edge; every call that reads, waits for or changes something on its behalf carries it.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Caller {
     pub who: Who,
+    pub permits: Permits,
     pub way: Way,
     /// The other end of the connection; `None` where there is no socket, as in a simulation.
     pub address: Option<SocketAddr>,
 }
 
 impl Caller {
-    /// A caller that gave no name.
+    /// A caller that gave no name. Nothing is kept from it yet.
     pub const fn anonymous(way: Way, address: Option<SocketAddr>) -> Self {
-        Self { who: Who::Anonymous, way, address }
+        Self { who: Who::Anonymous, permits: Permits::Everything, way, address }
     }
 }
 
