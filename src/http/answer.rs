@@ -1,4 +1,4 @@
-//! Answers: a body and Nomad's index headers, and what the bodies of all may take. Must never be built from a snapshot that the headers do not
+//! Answers: a body, whole or as a stream, and Nomad's index headers; and what the whole bodies of all may take. Must never be built from a snapshot that the headers do not
 //! describe.
 
 use std::{sync::Arc, time::Duration};
@@ -43,33 +43,67 @@ impl Meta {
     }
 }
 
-/// A successful answer, or a failed one with a JSON body.
+/// What an answer consists of.
+#[derive(Debug)]
+enum AnswerBody {
+    /// It is there before the answer begins.
+    Whole(Bytes),
+    /// It comes part by part, as fast as its client takes it. Never collected: no more of it takes memory than the parts on their way.
+    Stream(Body),
+}
+
+/// A successful answer, a failed one with a JSON body, or whatever an agent answered.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// Status.
-    pub(crate) status: StatusCode,
-    /// Media type of the body.
-    pub(crate) content_type: &'static str,
-    /// Body.
-    pub(crate) body: Bytes,
+    status: StatusCode,
+    /// All headers but those of reads.
+    headers: HeaderMap,
+    body: AnswerBody,
     /// Headers of reads.
-    pub(crate) meta: Option<Meta>,
+    meta: Option<Meta>,
+}
+
+impl Answer {
+    /// An answer with a JSON body.
+    pub(crate) fn json(status: StatusCode, body: Bytes, meta: Option<Meta>) -> Self {
+        Self { status, meta, ..Self::of_type("application/json", body) }
+    }
+
+    /// An answer with a body of this media type.
+    pub(crate) fn of_type(content_type: &'static str, body: Bytes) -> Self {
+        let content_type = HeaderValue::from_static(content_type);
+        Self {
+            status: StatusCode::OK,
+            headers: HeaderMap::from_iter([(header::CONTENT_TYPE, content_type)]),
+            body: AnswerBody::Whole(body),
+            meta: None,
+        }
+    }
+
+    /// The answer of another process, with its status and headers: its body streams through.
+    pub(crate) fn passed_on(response: Response) -> Self {
+        let (head, body) = response.into_parts();
+        let body = AnswerBody::Stream(body);
+        Self { status: head.status, headers: head.headers, body, meta: None }
+    }
 }
 
 impl IntoResponse for Answer {
     fn into_response(self) -> Response {
-        let mut response = Response::new(Body::from(self.body));
+        let mut response = Response::new(match self.body {
+            AnswerBody::Whole(bytes) => Body::from(bytes),
+            AnswerBody::Stream(body) => body,
+        });
         *response.status_mut() = self.status;
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
+        *response.headers_mut() = self.headers;
         if let Some(meta) = self.meta {
-            meta.write(headers);
+            meta.write(response.headers_mut());
         }
         response
     }
 }
 
-/// What the bodies of all answers may take that their clients have not taken yet.
+/// What the whole bodies of all answers may take that their clients have not taken yet. Streams have no share: they hold a few parts each.
 #[derive(Clone)]
 pub(crate) struct AnswerBodies {
     /// KiB that are free.

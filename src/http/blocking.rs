@@ -13,6 +13,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use axum::http::StatusCode;
 use bytes::Bytes;
 use fsm::{Extent, Index, State, table::TableId};
 use serde_json::Value;
@@ -163,12 +164,7 @@ impl Call {
         };
         let (body, next_token) = self.in_turn(rows, finish).await?;
         meta.next_token = next_token;
-        Ok(Answer {
-            status: axum::http::StatusCode::OK,
-            content_type: "application/json",
-            body,
-            meta: Some(meta),
-        })
+        Ok(Answer::json(StatusCode::OK, body, Some(meta)))
     }
 
     /// Runs what reads `rows` rows: here when they are few, on a thread of its own and in its turn when they are many.

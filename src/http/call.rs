@@ -366,7 +366,7 @@ impl Call {
     /// An answer with a JSON body that is made already.
     pub(crate) fn answer_body(&self, body: Bytes, meta: Option<Meta>) -> Result<Answer, Error> {
         let body = self.answers.hold(body)?;
-        Ok(Answer { status: StatusCode::OK, content_type: "application/json", body, meta })
+        Ok(Answer::json(StatusCode::OK, body, meta))
     }
 
     /// An answer with a status and a JSON body, which is not counted.
@@ -376,7 +376,7 @@ impl Call {
         value: &Value,
         meta: Option<Meta>,
     ) -> Result<Answer, Error> {
-        Ok(Answer { status, content_type: "application/json", body: self.body_of(value)?, meta })
+        Ok(Answer::json(status, self.body_of(value)?, meta))
     }
 
     /// A JSON body as it was asked for.

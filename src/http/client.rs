@@ -8,11 +8,11 @@
 use axum::{
     body::Body,
     http::{HeaderValue, Request, Uri, header},
-    response::{IntoResponse, Response},
 };
 use fsm::{AllocationId, Liveness, Node, NodeId, State, right::Right};
 
 use super::{
+    answer::Answer,
     call::{Call, PROXIED_HEADER},
     error::Error,
     route::{Route, Subject, may},
@@ -76,21 +76,14 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-async fn proxy(call: Call) -> Response {
-    match forward(&call).await {
-        Ok(response) => response,
-        Err(error) => error.into_response(),
-    }
-}
-
-async fn forward(call: &Call) -> Result<Response, Error> {
+async fn proxy(call: Call) -> Result<Answer, Error> {
     if call.headers.contains_key(PROXIED_HEADER) {
         return Err(Error::bad(
             "this server was asked as if it were the node's agent: the node's HTTP address is wrong",
         ));
     }
     let snapshot = call.read().await?;
-    let address = agent_address(call, &snapshot.state)?;
+    let address = agent_address(&call, &snapshot.state)?;
     drop(snapshot);
     let path = call.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut request = Request::builder()
@@ -105,7 +98,7 @@ async fn forward(call: &Call) -> Result<Response, Error> {
             request.headers_mut().insert(name, value.clone());
         }
     }
-    send(call, &address, request).await
+    send(&call, &address, request).await
 }
 
 fn header_name(error: axum::http::header::InvalidHeaderName) -> Error {
@@ -159,7 +152,7 @@ fn node_of_allocation(state: &State, id: AllocationId) -> Result<&Node, Error> {
         .ok_or_else(|| Error::agent_unreachable(format!("node {} is gone", allocation.node)))
 }
 
-async fn send(call: &Call, address: &str, request: Request<Body>) -> Result<Response, Error> {
+async fn send(call: &Call, address: &str, request: Request<Body>) -> Result<Answer, Error> {
     let unreachable = |error: ForwardError| {
         Error::agent_unreachable(format!("the agent at {address} does not answer: {error}"))
     };
@@ -173,5 +166,5 @@ async fn send(call: &Call, address: &str, request: Request<Body>) -> Result<Resp
         .headers_mut()
         .entry(header::CONTENT_TYPE)
         .or_insert_with(|| HeaderValue::from_static("text/plain"));
-    Ok(answer)
+    Ok(Answer::passed_on(answer))
 }

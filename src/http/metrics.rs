@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use axum::{extract::State, http::StatusCode};
+use axum::extract::State;
 use fsm::{Job, right::Right};
 
 use super::{
@@ -64,8 +64,7 @@ async fn metrics(State(context): State<Context>, call: Call) -> Result<Answer, E
             return Err(Error::bad(format!("format must be prometheus or absent, not `{other}`")));
         }
     };
-    let (status, content_type) = (StatusCode::OK, PROMETHEUS);
-    Ok(Answer { status, content_type, body: body.into(), meta: None })
+    Ok(Answer::of_type(PROMETHEUS, body.into()))
 }
 
 /// Counts of instances by job and group, under Nomad's names.

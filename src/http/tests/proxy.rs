@@ -5,11 +5,13 @@ use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpSocket},
+    sync::oneshot,
+    time::timeout,
 };
 
 use super::{
     cluster::{TestCluster, web_job},
-    socket::TestServer,
+    socket::{PATIENCE, TestServer, ask, rest},
 };
 
 const NODE: NodeId = NodeId([0x11; 16]);
@@ -25,29 +27,40 @@ async fn with_agent(address: &str) -> (TestServer, String) {
     (server, allocation.to_string())
 }
 
-/// Answers one request with two chunks, and gives back the head it was sent.
-async fn agent(listener: TcpListener) -> String {
+/// Answers one request with two chunks, the second when it is told to go on, and gives back the head it was sent.
+async fn agent(listener: TcpListener, go_on: oneshot::Receiver<()>) -> String {
     let (mut stream, _) = listener.accept().await.unwrap();
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.unwrap());
     }
-    let answer = "HTTP/1.1 200 OK\r\ncontent-type: text/x-log\r\ntransfer-encoding: chunked\r\n\r\n\
-                  6\r\nline 1\r\n7\r\n\nline 2\r\n0\r\n\r\n";
-    stream.write_all(answer.as_bytes()).await.unwrap();
+    let begins = "HTTP/1.1 206 Partial Content\r\ncontent-type: text/x-log\r\nx-of-agent: a\r\n\
+                  transfer-encoding: chunked\r\n\r\n6\r\nline 1\r\n";
+    stream.write_all(begins.as_bytes()).await.unwrap();
+    go_on.await.unwrap();
+    stream.write_all(b"7\r\n\nline 2\r\n0\r\n\r\n").await.unwrap();
     String::from_utf8(head).unwrap()
 }
 
+/// As they come: the first part is there while the agent has not sent the last.
 #[tokio::test]
 async fn logs_come_from_the_agent_of_the_node() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let agent = tokio::spawn(agent(listener));
+    let (go_on, going_on) = oneshot::channel();
+    let agent = tokio::spawn(agent(listener, going_on));
     let (server, allocation) = with_agent(&address).await;
     let path = format!("/v1/client/fs/logs/{allocation}?task=server&type=stdout&plain=true");
-    let response = server.send("GET", &path, &[("X-Nomad-Token", "t")], b"").await;
-    assert_eq!((response.status, response.text.as_str()), (200, "line 1\nline 2"));
+    let mut stream = ask(server.address, "GET", &path, &[("X-Nomad-Token", "t")], b"").await;
+    let mut received = Vec::new();
+    while !received.ends_with(b"line 1") {
+        received.push(timeout(PATIENCE, stream.read_u8()).await.unwrap().unwrap());
+    }
+    go_on.send(()).unwrap();
+    let response = rest(stream, received).await;
+    assert_eq!((response.status, response.text.as_str()), (206, "line 1\nline 2"));
     assert_eq!(response.headers["content-type"], "text/x-log");
+    assert_eq!(response.headers["x-of-agent"], "a");
     let head = agent.await.unwrap().to_ascii_lowercase();
     assert!(head.starts_with(&format!("get {path} http/1.1\r\n").to_ascii_lowercase()), "{head}");
     assert!(head.contains("x-nomad-token: t\r\n"), "{head}");

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// No test waits longer than this for an answer.
-const PATIENCE: Duration = Duration::from_mins(1);
+pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(super) struct TestServer {
     pub(super) address: SocketAddr,
@@ -107,9 +107,12 @@ pub(super) async fn send(
     headers: &[(&str, &str)],
     body: &[u8],
 ) -> TestResponse {
-    let mut stream = ask(address, method, path, headers, body).await;
-    let mut received = Vec::new();
-    stream.read_to_end(&mut received).await.unwrap();
+    rest(ask(address, method, path, headers, body).await, Vec::new()).await
+}
+
+/// An answer of which the first bytes are received: the rest, within the patience of tests.
+pub(super) async fn rest(mut stream: TcpStream, mut received: Vec<u8>) -> TestResponse {
+    timeout(PATIENCE, stream.read_to_end(&mut received)).await.unwrap().unwrap();
     parse(&received)
 }
 
@@ -132,7 +135,7 @@ pub(super) async fn ask(
     stream
 }
 
-pub(super) fn parse(received: &[u8]) -> TestResponse {
+fn parse(received: &[u8]) -> TestResponse {
     let received = String::from_utf8(received.to_vec()).unwrap();
     let (head, body) = received.split_once("\r\n\r\n").unwrap();
     let mut lines = head.lines();
