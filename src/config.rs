@@ -14,17 +14,20 @@ mod provider;
 mod server;
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
+
+use ground::{
+    address::Address,
+    telemetry::{LogConfig, LogFormat, LogLevel},
+};
 
 pub use agent::{
     AfterTask, AgentConfig, DriversConfig, InstanceConfig, PortsConfig, ReadinessConfig,
     ResourcesConfig,
 };
 pub use document::{ConfigError, Document, Kind, Origin, Schema};
-pub use provider::{ProviderConfig, ProviderKind};
+pub use provider::ProviderConfig;
 pub use server::{
     ClusterConfig, ElasticConfig, GcConfig, HeartbeatConfig, LimitsConfig, RaftConfig, RaftPreset,
     RpcConfig, SchedulerConfig, ServerConfig, TelemetryConfig,
@@ -81,131 +84,21 @@ impl Flag {
     }
 }
 
-/// `host:port` of another process; the host may be a name.
-///
-/// Invariant: the host is not empty, the port is not 0.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Address {
-    text: String,
-    /// Invariant: the port written in `text`.
-    port: u16,
-}
-
-impl Address {
-    /// The text `host:port`.
-    pub fn as_str(&self) -> &str {
-        &self.text
-    }
-
-    /// The host; an IPv6 address keeps its brackets.
-    pub fn host(&self) -> &str {
-        self.text.rsplit_once(':').map_or(self.text.as_str(), |(host, _)| host)
-    }
-
-    /// The port, never 0.
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-}
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        const ALLOWED: &str = "an address is host:port, for example 127.0.0.1:4647";
-        let (host, port) = text.rsplit_once(':').ok_or(ALLOWED)?;
-        let port: u16 = port.parse().map_err(|_| ALLOWED)?;
-        if port == 0 {
-            return Err("the port must be between 1 and 65535".to_owned());
-        }
-        let bracketed = host.starts_with('[') && host.ends_with(']');
-        if bracketed {
-            text.parse::<SocketAddr>().map_err(|_| ALLOWED)?;
-        } else if host.is_empty()
-            || !host.chars().all(|letter| letter.is_ascii_alphanumeric() || "-._".contains(letter))
-        {
-            return Err(ALLOWED.to_owned());
-        }
-        if host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
-            || text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_unspecified())
-        {
-            return Err("other machines cannot reach 0.0.0.0; name a real address".to_owned());
-        }
-        Ok(Self { text: text.to_owned(), port })
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.text)
-    }
-}
-
-/// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    /// One readable line per event.
-    Human,
-    /// One JSON object per line.
-    Json,
-}
-
-/// The least severe level that is logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogLevel {
-    /// Data at risk, a person must come.
-    Error,
-    /// Unexpected but handled.
-    Warn,
-    /// A state change.
-    Info,
-    /// Per request.
-    Debug,
-    /// Everything.
-    Trace,
-}
-
-impl LogLevel {
-    /// All levels, the most severe first.
-    pub const ALL: [Self; 5] = [Self::Error, Self::Warn, Self::Info, Self::Debug, Self::Trace];
-
-    /// The level's name as `tracing` spells it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-            Self::Trace => "trace",
-        }
-    }
-}
-
-/// What is logged and how.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LogConfig {
-    /// `log_level`, default `info`.
-    pub level: LogLevel,
-    /// `log_format`, default `human`.
-    pub format: LogFormat,
-}
-
-impl LogConfig {
-    fn from_document(document: &Document) -> Result<Self, ConfigError> {
-        let level = document.choice(
-            "log_level",
-            &[
-                ("info", LogLevel::Info),
-                ("error", LogLevel::Error),
-                ("warn", LogLevel::Warn),
-                ("debug", LogLevel::Debug),
-                ("trace", LogLevel::Trace),
-            ],
-        )?;
-        let format = document
-            .choice("log_format", &[("human", LogFormat::Human), ("json", LogFormat::Json)])?;
-        Ok(Self { level, format })
-    }
+/// What is logged and how: `log_level`, `log_format`.
+fn log_config(document: &Document) -> Result<LogConfig, ConfigError> {
+    let level = document.choice(
+        "log_level",
+        &[
+            ("info", LogLevel::Info),
+            ("error", LogLevel::Error),
+            ("warn", LogLevel::Warn),
+            ("debug", LogLevel::Debug),
+            ("trace", LogLevel::Trace),
+        ],
+    )?;
+    let format =
+        document.choice("log_format", &[("human", LogFormat::Human), ("json", LogFormat::Json)])?;
+    Ok(LogConfig { level, format })
 }
 
 /// A name that may stand in paths, tables and metrics.

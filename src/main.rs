@@ -42,17 +42,17 @@ fn explain(memory: *mut u8, bytes: usize) -> *mut u8 {
         let said = writeln!(
             std::io::stderr(),
             "quorate: no memory for {bytes} bytes: {}",
-            quorate::task::MEMORY_REMEDY
+            ground::task::MEMORY_REMEDY
         );
         // Without a standard error there is nobody to tell.
         drop(said);
-        quorate::task::note_want_of_memory();
+        ground::task::note_want_of_memory();
     }
     memory
 }
 
 /// Read here alone and by the compiler, so that another commit compiles this file again and not the library. See CONTRIBUTING.md.
-const BUILD: quorate::version::Build = quorate::version::Build {
+const BUILD: ground::version::Build = ground::version::Build {
     commit: option_env!("QUORATE_COMMIT"),
     date: option_env!("QUORATE_BUILD_DATE"),
 };

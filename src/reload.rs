@@ -3,10 +3,9 @@
 //!
 //! A configuration that is wrong changes nothing.
 
-use crate::{
-    config::{AgentConfig, ConfigError, LogLevel, ServerConfig, Sources},
-    telemetry,
-};
+use ground::{telemetry, telemetry::LogLevel};
+
+use crate::config::{AgentConfig, ConfigError, ServerConfig, Sources};
 
 /// The configuration of a server, as it was read last.
 pub struct ServerReload {

@@ -19,11 +19,13 @@ use anyhow::{Context, Result};
 use launch::{Group, Log, Member, Settings, Signal};
 use serde_json::json;
 
-use crate::checker::crash::Exit;
-use crate::guard::Guard;
-use crate::history::{Function, Kind, Op, Process, Recorder};
-use crate::task::Trail;
-use crate::workload::Agents;
+use crate::{
+    checker::crash::Exit,
+    guard::Guard,
+    history::{Function, Kind, Op, Process, Recorder},
+    task::Trail,
+    workload::Agents,
+};
 use chance::Dice;
 
 /// CPU and memory of each simulated node.
@@ -331,7 +333,7 @@ impl Fleet {
             .arg(agent.directory.join("agent.toml"))
             .current_dir(&agent.directory)
             // Nothing but the allocations' changes, which the checker reads, and what went wrong.
-            .env("RUST_LOG", "warn,quorate::agent::simulate=info")
+            .env("RUST_LOG", "warn,agent::simulate=info")
             .env_remove("QUORATE_PLANT");
         let pid = agent
             .member

@@ -11,9 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::probe::found;
-use crate::report::note;
-use crate::system::System;
+use crate::{probe::found, report::note, system::System};
 
 /// The user asked for something impossible; exit code 254.
 #[derive(Debug)]

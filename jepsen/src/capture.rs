@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 
-use crate::cluster::Cluster;
-use crate::guard::Guard;
+use crate::{cluster::Cluster, guard::Guard};
 
 /// How long tcpdump may take to write what it has.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);

@@ -15,21 +15,26 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::binary::{BadArguments, Needs, SkippedRun, locate};
-use crate::checker::Verdict;
-use crate::checker::foreign::{self, Model};
-use crate::edn::read_history;
-use crate::fault::{FaultClass, Means};
-use crate::machine::Machine;
-use crate::nemesis::Schedule;
-use crate::probe::{self, Tools};
-use crate::report::{note, print_findings, print_line, print_results, render_judgement};
-use crate::server_config::{SNAPSHOT_LOG_BYTES, SNAPSHOT_LOG_BYTES_MAX, SNAPSHOT_LOG_BYTES_MIN};
-use crate::store::{Cycles, TestRecord};
-use crate::system::System;
-use crate::test_all::{self, Matrix};
-use crate::workload::{ReadMode, WorkloadKind};
-use crate::{capture, guard, machine, run, selftest, serve, task};
+use crate::{
+    binary::{BadArguments, Needs, SkippedRun, locate},
+    capture,
+    checker::Verdict,
+    checker::foreign::{self, Model},
+    edn::read_history,
+    fault::{FaultClass, Means},
+    guard, machine,
+    machine::Machine,
+    nemesis::Schedule,
+    probe::{self, Tools},
+    report::{note, print_findings, print_line, print_results, render_judgement},
+    run, selftest, serve,
+    server_config::{SNAPSHOT_LOG_BYTES, SNAPSHOT_LOG_BYTES_MAX, SNAPSHOT_LOG_BYTES_MIN},
+    store::{Cycles, TestRecord},
+    system::System,
+    task,
+    test_all::{self, Matrix},
+    workload::{ReadMode, WorkloadKind},
+};
 use repeat::repeat;
 use values::{node_names, other_name};
 

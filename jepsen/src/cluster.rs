@@ -17,16 +17,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use launch::{Group, Log, Member, Settings, Signal};
 
-use crate::checker::crash::Exit;
-use crate::client::HttpClient;
-use crate::fault::FaultClass;
-use crate::guard::Guard;
-use crate::loop_disk::LoopDisk;
-use crate::network::Network;
-use crate::owned::Ledger;
-use crate::server_config::{Peer, settings};
-use crate::store::server_log;
-use crate::system::System;
+use crate::{
+    checker::crash::Exit,
+    client::HttpClient,
+    fault::FaultClass,
+    guard::Guard,
+    loop_disk::LoopDisk,
+    network::Network,
+    owned::Ledger,
+    server_config::{Peer, settings},
+    store::server_log,
+    system::System,
+};
 
 /// How long a killed process may take to be gone, or a stopped one to stop.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);

@@ -13,10 +13,12 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::checker::{Results, Verdict};
-use crate::history::Op;
-use crate::store::TestRecord;
-use crate::system::System;
+use crate::{
+    checker::{Results, Verdict},
+    history::Op,
+    store::TestRecord,
+    system::System,
+};
 use events::Events;
 
 /// The file's name in a run's directory.

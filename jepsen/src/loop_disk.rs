@@ -122,8 +122,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::fault::Means;
-    use crate::probe;
+    use crate::{fault::Means, probe};
 
     /// The whole point: a file that was not synced is gone after a cut, one that was synced is there. On a machine that
     /// cannot do it the test checks that the probe says why.

@@ -12,9 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::netns;
-use crate::store::TestRecord;
-use crate::time::timestamp;
+use crate::{netns, store::TestRecord, time::timestamp};
 
 /// How long a server binary may take to tell its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
@@ -137,8 +135,7 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use crate::probe::found;
-    use crate::store::test_record;
+    use crate::{probe::found, store::test_record};
 
     fn shell(script: &str, timeout: Duration) -> Option<String> {
         first_line(Command::new("sh").args(["-c", script]), timeout)

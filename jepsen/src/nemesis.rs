@@ -21,9 +21,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, ensure};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Endpoint, leaders};
-use crate::fault::{FaultClass, FaultFunction};
-use crate::history::{Function, Kind, Op, Process, Recorder};
+use crate::{
+    cluster::{Cluster, Endpoint, leaders},
+    fault::{FaultClass, FaultFunction},
+    history::{Function, Kind, Op, Process, Recorder},
+};
 use chance::Dice;
 use disks::DiskFault;
 use links::LinkFault;

@@ -17,9 +17,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
-use crate::owned::{Ledger, Thing, run};
-use crate::probe::found;
-use crate::proxy::Flow;
+use crate::{
+    owned::{Ledger, Thing, run},
+    probe::found,
+    proxy::Flow,
+};
 
 const HTTP_PORT: u16 = 4646;
 const RPC_PORT: u16 = 4647;
@@ -240,8 +242,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::fault::Means;
-    use crate::probe;
+    use crate::{fault::Means, probe};
 
     #[test]
     fn packets_are_counted_in_both_listings() {

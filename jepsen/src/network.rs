@@ -9,9 +9,11 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, Result};
 use launch::Port;
 
-use crate::netns::Namespaces;
-use crate::owned::Ledger;
-use crate::proxy::{Flow, Switchboard};
+use crate::{
+    netns::Namespaces,
+    owned::Ledger,
+    proxy::{Flow, Switchboard},
+};
 
 /// The network of a cluster.
 pub(crate) enum Network {

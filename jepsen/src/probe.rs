@@ -13,8 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::fault::{FaultClass, Means};
-use crate::owned::run;
+use crate::{
+    fault::{FaultClass, Means},
+    owned::run,
+};
 
 /// What a server built with the feature `faults` contains, and no other.
 const DISK_FAULTS_MARKER: &[u8] = b"QUORATE_DISK_FAULTS";

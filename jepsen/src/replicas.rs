@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::client::{HttpClient, Reply};
-use crate::cluster::Endpoint;
+use crate::{
+    client::{HttpClient, Reply},
+    cluster::Endpoint,
+};
 
 /// How long servers may take to be at one index.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(20);

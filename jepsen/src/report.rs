@@ -13,13 +13,15 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
-use crate::checker::judgement::Judgement;
-use crate::checker::outage::Outages;
-use crate::checker::replicas;
-use crate::checker::{Results, Verdict};
-use crate::fault::FaultClass;
-use crate::probe::Finding;
-use crate::store::Readiness;
+use crate::{
+    checker::judgement::Judgement,
+    checker::outage::Outages,
+    checker::replicas,
+    checker::{Results, Verdict},
+    fault::FaultClass,
+    probe::Finding,
+    store::Readiness,
+};
 
 /// Entries of one violation that are printed, and bytes of each; `results.json` has all of them.
 const ENTRIES_MAX: usize = 40;

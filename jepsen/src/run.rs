@@ -16,28 +16,30 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::agents::{Fleet, Setup as FleetSetup};
-use crate::capture::Capture;
-use crate::checker::agent_records::read;
-use crate::checker::allocations::agents_agree;
-use crate::checker::coverage::Asked;
-use crate::checker::{Evidence, Results, Verdict, check};
-use crate::cluster::{Cluster, Endpoint, Setup};
-use crate::fault::FaultClass;
-use crate::guard::Guard;
-use crate::history::{Recorder, read_jsonl};
-use crate::html;
-use crate::machines::{self, Machines};
-use crate::nemesis::{Nemesis, Schedule, Turns};
-use crate::owned::{Ledger, Thing};
-use crate::replicas;
-use crate::report::Reporter;
-use crate::store::{
-    Aftermath, Cycles, Readiness, TestRecord, create_run, read_json, write_edn, write_json,
+use crate::{
+    agents::{Fleet, Setup as FleetSetup},
+    capture::Capture,
+    checker::agent_records::read,
+    checker::allocations::agents_agree,
+    checker::coverage::Asked,
+    checker::{Evidence, Results, Verdict, check},
+    cluster::{Cluster, Endpoint, Setup},
+    fault::FaultClass,
+    guard::Guard,
+    history::{Recorder, read_jsonl},
+    html,
+    machines::{self, Machines},
+    nemesis::{Nemesis, Schedule, Turns},
+    owned::{Ledger, Thing},
+    replicas,
+    report::Reporter,
+    store::{
+        Aftermath, Cycles, Readiness, TestRecord, create_run, read_json, write_edn, write_json,
+    },
+    system::System,
+    task::Place,
+    workload::{Drive, Ground, LastPhase, Load, ReadMode, Target, WorkloadKind, clients},
 };
-use crate::system::System;
-use crate::task::Place;
-use crate::workload::{Drive, Ground, LastPhase, Load, ReadMode, Target, WorkloadKind, clients};
 use chance::Dice;
 
 /// How long the servers may take to be ready, at the start and after the heal.
@@ -620,10 +622,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::history::{Function, Kind, Op, Process};
-    use crate::replicas::{Replicas, Told};
-    use crate::report::render;
-    use crate::store::{server_log, test_record};
+    use crate::{
+        history::{Function, Kind, Op, Process},
+        replicas::{Replicas, Told},
+        report::render,
+        store::{server_log, test_record},
+    };
 
     /// A stored run of one server in which everything went well.
     fn stored_run() -> tempfile::TempDir {

@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::checker::Verdict;
-use crate::fault::FaultClass;
-use crate::report::{print_line, render};
-use crate::run::run;
-use crate::store::TestRecord;
-use crate::workload::WorkloadKind;
+use crate::{
+    checker::Verdict,
+    fault::FaultClass,
+    report::{print_line, render},
+    run::run,
+    store::TestRecord,
+    workload::WorkloadKind,
+};
 
 /// What shows a planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

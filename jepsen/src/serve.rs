@@ -12,8 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::html;
-use crate::report::note;
+use crate::{html, report::note};
 
 /// Patience with one request.
 const TIMEOUT: Duration = Duration::from_secs(10);

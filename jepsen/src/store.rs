@@ -13,15 +13,10 @@ use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::checker::crash::Exit;
-use crate::fault::FaultClass;
-use crate::history;
-use crate::machine::Machine;
-use crate::replicas::Replicas;
-use crate::server_config::SNAPSHOT_LOG_BYTES;
-use crate::system::System;
-use crate::time::timestamp;
-use crate::workload::ReadMode;
+use crate::{
+    checker::crash::Exit, fault::FaultClass, history, machine::Machine, replicas::Replicas,
+    server_config::SNAPSHOT_LOG_BYTES, system::System, time::timestamp, workload::ReadMode,
+};
 
 /// How long the servers took to be ready once everything was healed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,9 +10,11 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::client::{HttpClient, Reply};
-use crate::cluster::Endpoint;
-use crate::fault::FaultClass;
+use crate::{
+    client::{HttpClient, Reply},
+    cluster::Endpoint,
+    fault::FaultClass,
+};
 
 /// What is tested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]

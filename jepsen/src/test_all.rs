@@ -17,13 +17,15 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::checker::Verdict;
-use crate::fault::FaultClass;
-use crate::report::{note, print_line};
-use crate::run::run;
-use crate::server_config::SNAPSHOT_LOG_BYTES;
-use crate::store::TestRecord;
-use crate::totals::Totals;
+use crate::{
+    checker::Verdict,
+    fault::FaultClass,
+    report::{note, print_line},
+    run::run,
+    server_config::SNAPSHOT_LOG_BYTES,
+    store::TestRecord,
+    totals::Totals,
+};
 
 /// Which runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -7,8 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checker::outage::Outages;
-use crate::store::read_json;
+use crate::{checker::outage::Outages, store::read_json};
 
 /// The classes for which there is a target, and that target (docs/performance.md): from the loss of a leader to the next write, with the timings that
 /// servers have if nobody sets others.

@@ -13,14 +13,6 @@ use fsm::{AllocationId, ClientStatus};
 use futures_util::StreamExt;
 use prost::Message;
 use proto::v1 as pb;
-use quorate::{
-    rpc::{
-        method::{self, Method},
-        transport::{Lane, Transport, call},
-        words,
-    },
-    rt::{self, Instant, watch},
-};
 use tonic::{Code, Status};
 
 use crate::{
@@ -32,6 +24,12 @@ use crate::{
     world::{self, World},
 };
 use chance::Dice;
+use ground::rt::{self, Instant, watch};
+use wire::rpc::{
+    method::{self, Method},
+    transport::{Lane, Transport, call},
+    words,
+};
 
 const RPC_TIMEOUT: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(300);

@@ -4,11 +4,6 @@
 use std::{sync::Arc, time::Duration};
 
 use fsm::Index;
-use quorate::{
-    api::MemberInfo,
-    rt::{self, Instant},
-    server::Core,
-};
 
 use crate::{
     class::Class,
@@ -16,6 +11,9 @@ use crate::{
     world::{Crash, World},
 };
 use chance::Dice;
+use ground::rt::{self, Instant};
+use server::Core;
+use wire::api::MemberInfo;
 
 /// Pause between two of them, ms.
 const GAP_MS: (u64, u64) = (200, 3_000);

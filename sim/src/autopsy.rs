@@ -7,15 +7,13 @@ use std::{path::Path, sync::Arc};
 
 use bytes::Bytes;
 use fsm::{Proposal, codec};
+use ground::disk::{Disk, fault::FaultDisk};
 use prost::Message as _;
 use proto::v1 as pb;
-use quorate::{
-    disk::{Disk, fault::FaultDisk},
-    storage::{
-        shadow::{self, Loaded, Shadow},
-        snapshot_file::SnapshotDirectory,
-        wal::{EntryId, Options, Wal},
-    },
+use raft::storage::{
+    shadow::{self, Loaded, Shadow},
+    snapshot_file::SnapshotDirectory,
+    wal::{EntryId, Options, Wal},
 };
 
 /// First byte of an entry's payload, as the log keeps it.
@@ -166,7 +164,7 @@ pub(crate) fn open(copy: FaultDisk, options: Options) -> Result<Option<Remains>,
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use quorate::storage::wal::Entry;
+    use raft::storage::wal::Entry;
 
     use super::*;
 

@@ -209,9 +209,9 @@ fn run_one(
     log: Option<String>,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
-    quorate::task::install_panic_hook();
+    ground::task::install_panic_hook();
     #[cfg(feature = "plant")]
-    quorate::plant::select()?;
+    ground::plant::select()?;
     if let Some(filter) = log {
         let filter = tracing_subscriber::EnvFilter::try_new(&filter)
             .with_context(|| format!("log filter {filter:?}"))?;

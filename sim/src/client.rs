@@ -10,12 +10,6 @@ use fsm::{
     Command, EvaluationId, JobKey, JobSpec, Rejection, Reply, RequestId, State, job::RegisterJob,
     table::TableId,
 };
-use quorate::{
-    api::{Api, ApiError, ReadMode},
-    jobspec,
-    rt::{self, Instant, watch},
-    server::Core,
-};
 
 use crate::{
     coverage,
@@ -25,6 +19,9 @@ use crate::{
     world::World,
 };
 use chance::Dice;
+use ground::rt::{self, Instant, watch};
+use server::Core;
+use wire::api::{Api, ApiError, ReadMode};
 
 /// Registers that clients share.
 pub(crate) const REGISTERS: usize = 4;
@@ -136,7 +133,7 @@ impl Shared {
         command: Command,
         request: RequestId,
         is_named: bool,
-    ) -> Option<Result<quorate::api::Written, ApiError>> {
+    ) -> Option<Result<wire::api::Written, ApiError>> {
         let limit = self.world.swarm.patience(request);
         let named = is_named.then_some(request);
         let work =
@@ -152,7 +149,7 @@ impl Shared {
         &self,
         who: &str,
         value: u64,
-        answer: Option<Result<quorate::api::Written, ApiError>>,
+        answer: Option<Result<wire::api::Written, ApiError>>,
         first: bool,
     ) -> Ended {
         let written = match answer {

@@ -7,11 +7,6 @@
 use std::time::Duration;
 
 use fsm::TimeMs;
-use quorate::{
-    api::Api,
-    rt::{self, Instant, WallClock},
-    server::Core,
-};
 
 use crate::{
     class::Class,
@@ -23,6 +18,9 @@ use crate::{
     world::{Crash, World},
 };
 use chance::Dice;
+use ground::rt::{self, Instant, WallClock};
+use server::Core;
+use wire::api::Api;
 
 const HOUR_MS: u64 = 3_600_000;
 /// How far log time may be off during the faults: each server that restarts hears it from another, as late as the network lets it.
@@ -83,7 +81,7 @@ fn hours(dice: &mut Dice) -> i64 {
 
 /// Time, Unix ms: what right clocks show. No server asks here.
 fn time_ms() -> u64 {
-    quorate::clock::SIMULATED_EPOCH_MS
+    ground::clock::SIMULATED_EPOCH_MS
         + u64::try_from(rt::simulated_elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -16,16 +16,14 @@ use fsm::{
     job::{Constraint, DeregisterJob, EvaluateJob, RegisterJob, UpdateStrategy},
     node::{Drain, ReapNode, SetDrain, SetEligibility},
 };
-use quorate::{
-    api::{Api, ApiError, ReadMode, Written},
-    rt::{self, Instant, watch},
-    server::Core,
-};
 
 use crate::{
     agent::RACKS, client, coverage, invariants, services::CALLER, trace, verdict, world::World,
 };
 use chance::Dice;
+use ground::rt::{self, Instant, watch};
+use server::Core;
+use wire::api::{Api, ApiError, ReadMode, Written};
 
 /// Services that the operator plays with.
 const SERVICES: usize = 3;

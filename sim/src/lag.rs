@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use quorate::rt::{self, Instant};
-
 use crate::{coverage, trace, world::World};
 use chance::Dice;
+use ground::rt::{self, Instant};
 
 /// Longest pause between two of them, ms.
 const GAP_MS_MAX: u64 = 2_500;

@@ -6,7 +6,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use fsm::{Index, NodeId, node::MassLoss};
-use quorate::rt::{self, Instant};
 
 use crate::{
     coverage,
@@ -15,6 +14,7 @@ use crate::{
     world::{self, World},
 };
 use chance::Dice;
+use ground::rt::{self, Instant};
 
 /// Pause between two of them, ms.
 const GAP_MS: (u64, u64) = (300, 3_000);

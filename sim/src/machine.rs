@@ -1,4 +1,4 @@
-//! Machines with the project's own agent: `quorate::agent` as it is, with its node, its shells and its state directory, over the simulated network.
+//! Machines with the project's own agent: `agent` as it is, with its node, its shells and its state directory, over the simulated network.
 //!
 //! ```text
 //!  Machine ── kills, stops, cuts off ──► agent (a group of its own) ──► mock driver ──► Processes: what runs, whatever becomes of the agent
@@ -18,10 +18,6 @@ use std::{
 };
 
 use fsm::AllocationId;
-use quorate::{
-    agent::{Agent, AgentSettings, ProcessTable, ReservedResources, SimulatedMachine},
-    rt::{self, Group, Instant, mpsc, watch},
-};
 
 pub(crate) use self::directories::Directories;
 use self::{
@@ -34,7 +30,9 @@ use crate::{
     coverage, running, trace, verdict,
     world::{self, World},
 };
+use agent::{Agent, AgentSettings, ProcessTable, ReservedResources, SimulatedMachine};
 use chance::Dice;
+use ground::rt::{self, Group, Instant, mpsc, watch};
 
 const RPC_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a fault waits for a moment at which it hurts.

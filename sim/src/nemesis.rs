@@ -2,12 +2,6 @@
 
 use std::time::Duration;
 
-use quorate::{
-    api::Api,
-    disk::fault::ErrorRates,
-    rt::{self, Instant},
-};
-
 use crate::{
     class::Class,
     coverage,
@@ -19,6 +13,11 @@ use crate::{
     world::{Crash, World},
 };
 use chance::Dice;
+use ground::{
+    disk::fault::ErrorRates,
+    rt::{self, Instant},
+};
+use wire::api::Api;
 
 /// How long a flapping link is up, or down.
 const FLAP: Duration = Duration::from_millis(200);
@@ -307,7 +306,7 @@ impl Nemesis {
         let to = ids[self.dice.index(ids.len())];
         let world = self.world.clone();
         rt::spawn(async move {
-            let work = move |core: std::sync::Arc<quorate::server::Core>| async move {
+            let work = move |core: std::sync::Arc<server::Core>| async move {
                 core.transfer_leadership(&CALLER, Some(to)).await
             };
             drop(world.inside(server, work).await);

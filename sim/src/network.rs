@@ -21,10 +21,6 @@ use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::BoxStream};
 use prost::Message as _;
 use proto::v1 as pb;
-use quorate::{
-    rpc::transport::{Lane, ReplyStream, Transport},
-    rt::{self, Group, Instant, mpsc, oneshot, watch},
-};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
@@ -35,6 +31,8 @@ use crate::{
     trace, verdict,
 };
 use chance::Dice;
+use ground::rt::{self, Group, Instant, mpsc, oneshot, watch};
+use wire::rpc::transport::{Lane, ReplyStream, Transport};
 
 /// Messages of one stream and direction that are under way.
 const STREAM_MESSAGES_MAX: usize = 64;

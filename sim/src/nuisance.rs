@@ -6,12 +6,6 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use prost::Message as _;
 use proto::v1 as pb;
-use quorate::{
-    api::Api,
-    rpc::transport::{Lane, Transport as _},
-    rt::{self, Instant},
-    server::Core,
-};
 
 use crate::{
     class::Class,
@@ -21,6 +15,12 @@ use crate::{
     world::{self, Crash, World},
 };
 use chance::Dice;
+use ground::rt::{self, Instant};
+use server::Core;
+use wire::{
+    api::Api,
+    rpc::transport::{Lane, Transport as _},
+};
 
 /// Directories of which one change is interrupted, so that what is rare (a snapshot, an install, a new segment) is met as often as an append.
 const DIRECTORIES: [&str; 4] = ["/data/snapshots", "/data/state", "/data/log", "/data"];

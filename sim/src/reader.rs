@@ -4,14 +4,12 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fsm::Index;
-use quorate::{
-    api::{Api, ApiError, ReadMode},
-    rt::{self, Instant, watch},
-    server::Core,
-};
 
 use crate::{client::Shared, coverage, services::CALLER, trace, verdict, world::World};
 use chance::Dice;
+use ground::rt::{self, Instant, watch};
+use server::Core;
+use wire::api::{Api, ApiError, ReadMode};
 
 /// How long a read waits for the index that it names.
 const TIMEOUT: Duration = Duration::from_secs(2);

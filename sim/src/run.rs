@@ -7,11 +7,6 @@ use fsm::{
     job::{EvaluateJob, RegisterJob},
     settings::{NodeLife, SchedulerConfiguration, SetSchedulerConfiguration},
 };
-use quorate::{
-    api::Api,
-    rt::{self, Instant, watch},
-    server::Core,
-};
 
 use crate::{
     agent::Agent,
@@ -34,6 +29,9 @@ use crate::{
     world::World,
 };
 use chance::Dice;
+use ground::rt::{self, Instant, watch};
+use server::Core;
+use wire::api::Api;
 
 /// From the end of all faults to a cluster that answers everywhere.
 const CONVERGE: Duration = Duration::from_secs(30);

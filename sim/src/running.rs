@@ -6,8 +6,8 @@ use std::{
 };
 
 use fsm::{Allocation, AllocationId, ClientStatus, DesiredStatus, State};
+use ground::rt::Instant;
 use proto::v1 as pb;
-use quorate::rt::Instant;
 
 use crate::{verdict, world::World};
 
@@ -160,7 +160,7 @@ mod tests {
         node::Readiness,
         testing::{self, Driver},
     };
-    use quorate::rt;
+    use ground::rt;
 
     use super::*;
 

@@ -4,16 +4,16 @@ use std::{future::Future, sync::Arc};
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream::BoxStream};
+use ground::caller::{Caller, Way};
 use prost::Message;
 use proto::v1::{
     self as pb, agent_server::Agent as _, cluster_server::Cluster as _, raft_server::Raft as _,
     scheduler_server::Scheduler as _,
 };
-use quorate::{
-    caller::{Caller, Way},
+use raft::service::RaftService;
+use server::{
+    Core,
     grpc::{agent::AgentService, cluster::ClusterService, scheduler::SchedulerService},
-    raft::service::RaftService,
-    server::Core,
 };
 use tonic::{Request, Response, Status};
 

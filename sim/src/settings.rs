@@ -10,14 +10,12 @@ use fsm::{
         UpsertNodePool,
     },
 };
-use quorate::{
-    api::{Api, ReadMode},
-    rt::{self, Instant, watch},
-    server::Core,
-};
 
 use crate::{coverage, services::CALLER, trace, verdict, world::World};
 use chance::Dice;
+use ground::rt::{self, Instant, watch};
+use server::Core;
+use wire::api::{Api, ReadMode};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE_MS_MAX: u64 = 300;

@@ -5,8 +5,8 @@
 use std::{cell::RefCell, collections::BTreeMap, time::Duration};
 
 use fsm::{AllocationId, ClientStatus, Index, Liveness, NodeId, State};
+use ground::rt::{self, Instant};
 use proto::v1 as pb;
-use quorate::rt::{self, Instant};
 
 use crate::{
     verdict,

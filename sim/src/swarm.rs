@@ -11,11 +11,11 @@ use std::{collections::BTreeSet, fmt, fs, path::Path, time::Duration};
 
 use anyhow::Context;
 use fsm::{RequestId, settings::NodeLife};
-use quorate::server::RaftTiming;
 use serde::{Deserialize, Serialize};
 
 use crate::{class::Class, network::Weather};
 use chance::Dice;
+use server::RaftTiming;
 
 /// How long a client waits for the answer to a write.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use quorate::rt;
+use ground::rt;
 
 /// FNV-1a, 64 bits.
 pub(crate) fn hash(bytes: &[u8]) -> u64 {

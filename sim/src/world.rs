@@ -14,16 +14,6 @@ use std::{
 
 use fsm::{Index, JobKind, NodeId, State as Content};
 use leader::{ServicesConfig, broker::BrokerConfig, heartbeat::HeartbeatConfig};
-use quorate::{
-    disk::{
-        Disk,
-        fault::{ErrorRates, FaultDisk},
-    },
-    raft::{WatchReceiver, state_machine::PUBLISH_ENTRIES_MAX},
-    rt::{self, Group, Instant, JoinHandle, WallClock},
-    server::{Core, Parts, Settings},
-    storage::{shadow, wal},
-};
 
 use crate::{
     class::Class,
@@ -36,6 +26,19 @@ use crate::{
     trace, verdict,
 };
 use chance::Dice;
+use ground::{
+    disk::{
+        Disk,
+        fault::{ErrorRates, FaultDisk},
+    },
+    rt::{self, Group, Instant, JoinHandle, WallClock},
+};
+use raft::{
+    WatchReceiver,
+    state_machine::PUBLISH_ENTRIES_MAX,
+    storage::{shadow, wal},
+};
+use server::{Core, Parts, Settings};
 
 /// How much later than its deadline a call may end.
 const DEADLINE_SLACK: Duration = Duration::from_millis(500);

@@ -13,9 +13,9 @@ use tonic::{
     service::interceptor::InterceptedService,
     transport::{Channel, Endpoint},
 };
+use wire::rpc::generation::Stamped;
 
 use super::{Progress, Report, arguments::Ask, http::Connection};
-use crate::rpc::generation::Stamped;
 
 /// How long the servers may take to answer and to have a leader.
 const LEADER_TIMEOUT: Duration = Duration::from_mins(1);

@@ -41,7 +41,7 @@ pub(super) async fn run(
     cluster: &Cluster,
     progress: Progress<'_>,
 ) -> anyhow::Result<Report> {
-    let run = EvaluationId(crate::rt::random_id()).to_string();
+    let run = EvaluationId(ground::rt::random_id()).to_string();
     let _nodes = schedule::nodes(arguments.nodes, cluster, progress).await?;
     let leader = Connection::open(&cluster.leader().http).await?;
     let id = format!("bench-{}", &run[..8]);

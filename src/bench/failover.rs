@@ -28,7 +28,7 @@ pub(super) async fn run(
 ) -> anyhow::Result<Report> {
     let mut servers = TemporaryServers::start(arguments.up_data.as_deref(), progress)?;
     let addresses = servers.rpc_addresses().clone();
-    let run = EvaluationId(crate::rt::random_id()).to_string();
+    let run = EvaluationId(ground::rt::random_id()).to_string();
     let (mut latencies, mut names, mut shown) = (Latencies::default(), Vec::new(), Vec::new());
     for number in 0..arguments.kills {
         let cluster = Cluster::connect(&addresses, &|_| ()).await?;

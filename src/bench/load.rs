@@ -14,12 +14,12 @@ use proto::v1 as pb;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, transport::Channel};
+use wire::api;
 
 use super::{
     cluster,
     measure::{Latencies, Window},
 };
-use crate::api;
 
 /// How long a server may take for one write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -100,7 +100,7 @@ impl Tally {
 pub(super) fn fresh_id() -> [u8; 16] {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     static RUN: std::sync::OnceLock<[u8; 16]> = std::sync::OnceLock::new();
-    let mut id = *RUN.get_or_init(crate::rt::random_id);
+    let mut id = *RUN.get_or_init(ground::rt::random_id);
     id[8..].copy_from_slice(&NUMBER.fetch_add(1, Ordering::Relaxed).to_be_bytes());
     id
 }

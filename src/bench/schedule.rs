@@ -45,7 +45,7 @@ pub(super) async fn run(
     cluster: &Cluster,
     progress: Progress<'_>,
 ) -> anyhow::Result<Report> {
-    let run = EvaluationId(crate::rt::random_id()).to_string();
+    let run = EvaluationId(ground::rt::random_id()).to_string();
     let prefix = format!("bench-{}", &run[..8]);
     let template = writes::spec_of(&job(arguments, &prefix))?;
     let _nodes = nodes(arguments.nodes, cluster, progress).await?;

@@ -7,10 +7,10 @@ use std::{
 };
 
 use anyhow::Context as _;
+use ground::removal::remove_tree;
 use launch::{Group, Log, Member};
 
 use super::Progress;
-use crate::removal::remove_tree;
 
 const SERVERS: usize = 3;
 /// Bytes of a dead server's log that are shown.

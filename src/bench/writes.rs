@@ -46,7 +46,7 @@ pub(super) fn template() -> anyhow::Result<JobSpec> {
 
 /// A job as the servers take it.
 pub(super) fn spec_of(job: &serde_json::Value) -> anyhow::Result<JobSpec> {
-    match crate::jobspec::to_spec(job) {
+    match jobspec::to_spec(job) {
         Ok(conversion) => Ok(conversion.spec),
         Err(errors) => {
             let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
@@ -79,7 +79,7 @@ impl Registrations {
     /// Deals `keys` jobs out to `lanes` lanes; none: each write is a new job.
     pub(super) fn deal(keys: u32, lanes: usize) -> anyhow::Result<Vec<Self>> {
         let template = template()?;
-        let run = fsm::EvaluationId(crate::rt::random_id()).to_string();
+        let run = fsm::EvaluationId(ground::rt::random_id()).to_string();
         let prefix = format!("bench-{}", &run[..8]);
         let each = |lane: usize| {
             let names = (lane..keys as usize).step_by(lanes);

@@ -6,8 +6,10 @@ use clap::Args;
 
 use super::context::{Exit, Outcome};
 use super::process;
-use crate::config::{Flag, Sources};
-use crate::reload::AgentReload;
+use crate::{
+    config::{Flag, Sources},
+    reload::AgentReload,
+};
 
 pub(crate) const EXAMPLES: &str = "Examples:
   quorate agent --config cluster-configs/three/agent.toml

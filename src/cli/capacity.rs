@@ -2,6 +2,7 @@
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use http_api::percent::encode;
 use serde_json::{Value, json};
 
 use super::client::ClientError;
@@ -9,7 +10,6 @@ use super::context::{Context, Exit, Outcome};
 use super::output::{Style, pairs, table};
 use super::time;
 use super::view::{Fields, rows};
-use crate::percent::encode;
 
 /// Groups of machines that follow what load balancers need
 #[derive(Debug, Subcommand)]

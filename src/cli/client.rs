@@ -5,9 +5,8 @@
 use std::io::{self, Read};
 use std::time::Duration;
 
+use http_api::percent::encode;
 use serde_json::Value;
-
-use crate::percent::encode;
 
 /// The address used when none is given.
 pub(crate) const ADDRESS_DEFAULT: &str = "http://127.0.0.1:4646";

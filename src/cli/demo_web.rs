@@ -255,9 +255,7 @@ mod tests {
     use std::thread;
 
     use super::{Server, listen_address};
-    use crate::cli::client::Target;
-    use crate::cli::context::Context;
-    use crate::cli::output::Output;
+    use crate::{cli::client::Target, cli::context::Context, cli::output::Output};
 
     #[test]
     fn address_comes_from_the_task_environment() {

@@ -4,6 +4,7 @@
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use http_api::percent::encode;
 use serde_json::{Value, json};
 
 use super::context::{Context, Exit, Outcome};
@@ -11,7 +12,6 @@ use super::monitor::{self, Lines};
 use super::output::{Style, fields, pairs, table};
 use super::view::{Fields, newest_first, rows};
 use super::{resolve, time};
-use crate::percent::encode;
 
 /// Inspect and steer how versions of jobs are rolled out
 #[derive(Debug, Subcommand)]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use ground::version::Build;
 use serde_json::json;
 
 use super::alloc::AllocCommand;
@@ -34,7 +35,6 @@ use super::{
     node, operator, pool, process, provider, scaling, server, status, system, unbuilt, up,
 };
 use crate::bench::BenchCommand;
-use crate::version::Build;
 
 const EXAMPLES: &str = "Examples:
   quorate up examples/web.hcl     three servers, an agent and a job on this machine
@@ -337,11 +337,11 @@ fn print_version(context: &Context, arguments: &VersionArgs) -> Outcome {
     let build = Build::own();
     if arguments.json {
         context.output.json(&json!({
-            "Version": crate::version::QUORATE,
+            "Version": ground::version::QUORATE,
             "Commit": build.commit,
             "BuildDate": build.date,
             "Generation": fsm::GENERATION,
-            "NomadVersion": crate::version::NOMAD,
+            "NomadVersion": ground::version::NOMAD,
         }))?;
         return Ok(Exit::Success);
     }
@@ -350,14 +350,14 @@ fn print_version(context: &Context, arguments: &VersionArgs) -> Outcome {
         ("Commit", commit),
         ("Build Date", date),
         ("Generation", generation),
-        ("Speaks", format!("Nomad {}", crate::version::NOMAD)),
+        ("Speaks", format!("Nomad {}", ground::version::NOMAD)),
     ];
     context.line(format!("{}\n{}", version(), pairs(&rows)))?;
     Ok(Exit::Success)
 }
 
 fn version() -> String {
-    format!("Quorate v{}", crate::version::QUORATE)
+    format!("Quorate v{}", ground::version::QUORATE)
 }
 
 pub(super) fn is_closed_pipe(error: &anyhow::Error) -> bool {

@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use http_api::percent::encode;
 use serde_json::{Value, json};
 
 use super::client::ClientError;
@@ -20,7 +21,6 @@ use super::context::{Context, Exit};
 use super::output::Style;
 use super::view::{Fields, into_rows};
 use super::{deployment, placement, time};
-use crate::percent::encode;
 
 /// How long an evaluation that was just created may be unknown to the server that is asked.
 const UNKNOWN_EVALUATION_MAX: Duration = Duration::from_secs(5);

@@ -5,14 +5,14 @@ use std::io::Read;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use http_api::percent::encode;
+use jobspec::{self, Named};
 use serde_json::{Map, Value, json};
 
 use super::context::{Context, Exit, Outcome};
 use super::monitor;
 use super::output::{Style, fields, pairs};
 use super::view::{Fields, rows};
-use crate::jobspec::{self, Named};
-use crate::percent::encode;
 
 /// Fields that a change keeps unless its flags say otherwise.
 const KEPT: [&str; 3] = ["Description", "Meta", "NodeIdentityTTL"];

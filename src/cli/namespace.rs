@@ -1,10 +1,10 @@
 //! `quorate namespace …`.
 
 use clap::Subcommand;
+use jobspec::Named;
 
 use super::context::{Context, Outcome};
 use super::named::{ApplyArgs, Kind, ListArgs, NameArgs};
-use crate::jobspec::Named;
 
 const NAMESPACE: Kind = Kind {
     noun: "namespace",

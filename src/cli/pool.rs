@@ -6,6 +6,7 @@ use std::io::Read;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
+use http_api::percent::encode;
 use serde_json::{Value, json};
 
 use super::client::ClientError;
@@ -14,8 +15,6 @@ use super::instance::instance_table;
 use super::node::actor;
 use super::output::{Style, pairs, table};
 use super::view::{Fields, rows};
-use crate::jobspec;
-use crate::percent::encode;
 
 const APPLY_EXAMPLES: &str = "Examples:
   quorate pool apply gpu.hcl                   create the pool, or change it

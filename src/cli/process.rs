@@ -6,13 +6,16 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use agent::{AfterTask, AgentSettings, ReadinessSettings, ReservedResources};
 use fsm::node::InstanceProof;
+use ground::{task, telemetry};
 
-use crate::agent::{AfterTask, AgentSettings, ReadinessSettings, ReservedResources};
-use crate::bench::{self, BenchCommand};
-use crate::config::{self, AgentConfig, ReadinessConfig};
-use crate::reload::{AgentReload, ServerReload};
-use crate::{address_space, task, telemetry};
+use crate::{
+    address_space,
+    bench::{self, BenchCommand},
+    config::{self, AgentConfig, ReadinessConfig},
+    reload::{AgentReload, ServerReload},
+};
 
 /// Runs a server until it is told to stop.
 pub(crate) fn server(reload: &ServerReload) -> anyhow::Result<()> {
@@ -26,7 +29,7 @@ pub(crate) fn server(reload: &ServerReload) -> anyhow::Result<()> {
     };
     address_space::check()?;
     #[cfg(feature = "plant")]
-    crate::plant::select()?;
+    ground::plant::select()?;
     task::install_panic_hook();
     crate::process::run(reload, exporter).map_err(task::explained)
 }
@@ -37,7 +40,8 @@ pub(crate) fn agent(reload: AgentReload) -> anyhow::Result<()> {
     telemetry::start(&config.log);
     address_space::check()?;
     task::install_panic_hook();
-    crate::agent::run(agent_settings(config), || reload.again()).map_err(task::explained)
+    agent::run(agent_settings(config), http_api::agents::serve, || reload.again())
+        .map_err(task::explained)
 }
 
 fn agent_settings(config: AgentConfig) -> AgentSettings {
@@ -97,7 +101,7 @@ fn readiness_settings(config: ReadinessConfig) -> ReadinessSettings {
 pub(crate) fn executor(arguments: &[OsString]) -> ExitCode {
     let arguments: Vec<String> =
         arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
-    crate::agent::executor::main(&arguments)
+    agent::executor::main(&arguments)
 }
 
 /// Measures a cluster.

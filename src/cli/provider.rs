@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use http_api::percent::encode;
 use serde_json::{Value, json};
 
 use super::context::{Context, Exit, Outcome};
 use super::output::table;
 use super::view::{Fields, rows};
-use crate::percent::encode;
 use crate::provider::check::{self, Check, Plan, Report, Verdict};
 
 /// Programs that make machines for instance pools

@@ -11,8 +11,10 @@ use super::output::{Style, table};
 use super::process;
 use super::time;
 use super::view::Fields;
-use crate::config::{Flag, Sources};
-use crate::reload::ServerReload;
+use crate::{
+    config::{Flag, Sources},
+    reload::ServerReload,
+};
 
 /// How far clocks may be apart without a word, ms.
 const OFF_MS_MAX: i64 = 1_000;

@@ -945,13 +945,13 @@ fn help_and_usage() {
     let ran = run("job stats", &|_| None);
     assert_eq!(ran.code, 1);
     assert!(ran.err.starts_with("Error: unrecognized subcommand 'stats'"), "{}", ran.err);
-    let first = format!("Quorate v{}\n", crate::version::QUORATE);
+    let first = format!("Quorate v{}\n", ground::version::QUORATE);
     assert_eq!(run("-version", &|_| None).out, first);
     // Of a test nobody says what it was built of.
     let rest = format!(
         "Commit     = unknown\nBuild Date = unknown\nGeneration = {}\nSpeaks     = Nomad {}\n",
         fsm::GENERATION,
-        crate::version::NOMAD
+        ground::version::NOMAD
     );
     assert_eq!(run("version", &|_| None).out, first + &rest);
     let shown: Value = serde_json::from_str(&run("version -json", &|_| None).out).unwrap();
@@ -980,7 +980,7 @@ fn examples_are_hcl_of_every_job_type() {
         let source = std::fs::read_to_string(&path).unwrap();
         let body: Value = hcl::from_str(&source).unwrap();
         if body.get("pool").is_some() {
-            crate::jobspec::parse_pool(&path.display().to_string(), &source).unwrap();
+            jobspec::parse_pool(&path.display().to_string(), &source).unwrap();
             continue;
         }
         let (_, job) = body["job"].as_object().unwrap().iter().next().unwrap();

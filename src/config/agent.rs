@@ -8,10 +8,11 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use fsm::InstanceId;
+use ground::{address::Address, telemetry::LogConfig};
 
 use super::{
-    Address, ConfigError, Document, Kind, LogConfig, Schema, Sources, addresses, data_dir,
-    listen_address, name, text_map,
+    ConfigError, Document, Kind, Schema, Sources, addresses, data_dir, listen_address, log_config,
+    name, text_map,
 };
 
 /// What an interval or a timeout may be, ms: up to an hour.
@@ -240,7 +241,7 @@ impl AgentConfig {
                 0..=1 << 60,
             )?,
             stop_tasks_on_exit: document.flag("stop_tasks_on_exit").unwrap_or(false),
-            log: LogConfig::from_document(document)?,
+            log: log_config(document)?,
             http_address: listen_address(
                 document,
                 "http.address",

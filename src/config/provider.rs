@@ -5,6 +5,8 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use server::provider::ProviderKind;
+
 use super::{ConfigError, Document, Kind, Schema, name};
 
 /// All keys of one table.
@@ -29,23 +31,6 @@ pub struct ProviderConfig {
     pub kind: ProviderKind,
     /// Creates that it is asked for at a time.
     pub creates_max: usize,
-}
-
-/// What makes the machines.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ProviderKind {
-    /// Agents on the server's own host, each a process.
-    Process {
-        /// Where their folders are. Servers of one host may share it.
-        directory: PathBuf,
-        /// The program that they run; none: the server's own.
-        binary: Option<PathBuf>,
-    },
-    /// A program that speaks the protocol of docs/providers.md.
-    Exec {
-        /// Program and arguments. Invariant: not empty.
-        command: Vec<String>,
-    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

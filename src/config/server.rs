@@ -7,10 +7,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use fsm::{JobKind, limits::WORKERS_MAX};
+use ground::{address::Address, telemetry::LogConfig};
 
 use super::{
-    Address, ConfigError, Document, Kind, LogConfig, Origin, ProviderConfig, Schema, Sources,
-    addresses, data_dir, listen_address, name, provider,
+    ConfigError, Document, Kind, Origin, ProviderConfig, Schema, Sources, addresses, data_dir,
+    listen_address, log_config, name, provider,
 };
 
 /// Most servers a cluster may be formed from.
@@ -268,7 +269,7 @@ impl ServerConfig {
             region: name(document, "region", Some("global"))?,
             datacenter: name(document, "datacenter", Some("dc1"))?,
             data_dir: data_dir(document)?,
-            log: LogConfig::from_document(document)?,
+            log: log_config(document)?,
             telemetry: TelemetryConfig::from_document(document)?,
             http_address,
             rpc,

@@ -3,7 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{AfterTask, AgentConfig, Flag, LogFormat, LogLevel, RaftPreset, ServerConfig, Sources};
+use ground::telemetry::{LogFormat, LogLevel};
+use server::provider::ProviderKind;
+
+use super::{AfterTask, AgentConfig, Flag, RaftPreset, ServerConfig, Sources};
 
 const SERVER: &str = r#"
 name = "server-1"
@@ -347,7 +350,7 @@ fn providers_are_processes_or_programs() {
     let with = |lines: &str| server(&format!("\n[[provider]]\nname = \"p\"\n{lines}\n"));
     let exec = with("kind = \"exec\"\ncommand = [\"prog\", \"-x\"]").unwrap();
     let command = vec!["prog".to_owned(), "-x".to_owned()];
-    assert_eq!(exec.providers[0].kind, super::ProviderKind::Exec { command });
+    assert_eq!(exec.providers[0].kind, ProviderKind::Exec { command });
     // Machines that do not exist are for simulations, never for a server's file.
     let fake = with("kind = \"fake\"").unwrap_err();
     assert!(fake.contains("provider.kind") && fake.contains("process, exec"), "{fake}");

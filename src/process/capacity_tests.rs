@@ -15,15 +15,17 @@ use proto::{
     capacity::v1::{self as pb, capacity_client::CapacityClient},
     v1::{ProbeRequest, cluster_client::ClusterClient},
 };
+use server::{
+    Core,
+    grpc::capacity::{CapacityService, MESSAGE_BYTES_MAX},
+};
 use tonic::{Code, Status, transport::Channel};
+use wire::{
+    api::{Api, Written},
+    rpc::generation,
+};
 
 use super::testing::{CALLER, PATIENCE, Servers};
-use crate::{
-    api::{Api, Written},
-    grpc::capacity::{CapacityService, MESSAGE_BYTES_MAX},
-    rpc::generation,
-    server::Core,
-};
 
 /// Three servers that know the group `web`, and which of them leads.
 fn stage() -> (Servers, usize) {

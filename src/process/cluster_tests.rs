@@ -11,17 +11,14 @@ use fsm::{
     upkeep::Tick,
 };
 use futures_util::{FutureExt, StreamExt, stream::BoxStream};
+use ground::rt;
 use proto::v1::{self as pb, agent_server::Agent, raft_server::Raft};
+use raft::{EntryData, WatchReceiver as _};
+use server::{Core, grpc::agent::AgentService};
 use tonic::{Code, Request, Status};
+use wire::api::{AgentApi, Api, ApiError, PeerApi};
 
 use super::testing::{CALLER, PATIENCE, Servers};
-use crate::{
-    api::{AgentApi, Api, ApiError, PeerApi},
-    grpc::agent::AgentService,
-    raft::{EntryData, WatchReceiver as _},
-    rt,
-    server::Core,
-};
 
 type Stream = BoxStream<'static, Result<pb::AllocationBatch, Status>>;
 

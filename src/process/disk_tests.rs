@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use wire::api::ApiError;
+
 use super::testing::{FREE_BYTES_MIN, Servers};
-use crate::api::ApiError;
 
 /// A leader whose disk hangs still sends heartbeats: without the watchdog no other server would
 /// ever take over.

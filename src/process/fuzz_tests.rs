@@ -17,24 +17,27 @@ use fsm::{
     settings::{Namespace, UpsertNamespace},
     table::ChangeSet,
 };
+use ground::{
+    disk::{Disk, OpenMode, fault::FaultDisk},
+    rt,
+};
 use prost::Message;
 use proto::v1::{
     self as pb, agent_server::Agent, cluster_server::Cluster, raft_server::Raft,
     scheduler_server::Scheduler,
 };
-use tonic::Request;
-
-use super::testing::Servers;
-use crate::{
-    disk::{Disk, OpenMode, fault::FaultDisk},
-    grpc::{agent::AgentService, cluster::ClusterService, scheduler::SchedulerService},
-    raft::{StoredMembership, WatchReceiver as _, applied, service::RaftService},
-    rt,
+use raft::{
+    StoredMembership, WatchReceiver as _, applied,
+    service::RaftService,
     storage::{
         snapshot_file::{self, SnapshotDirectory},
         wal::{self, EntryId, Wal},
     },
 };
+use server::grpc::{agent::AgentService, cluster::ClusterService, scheduler::SchedulerService};
+use tonic::Request;
+
+use super::testing::Servers;
 
 /// How long one call may take before the next message is sent: some wait for the rest of a cluster.
 const CALL_MAX: Duration = Duration::from_millis(20);
@@ -301,17 +304,17 @@ fn no_job_file_breaks_its_parser() {
         let mut bytes = dice.choose(&files).into_bytes();
         mutate(&mut bytes, &mut dice);
         let text = String::from_utf8_lossy(&bytes);
-        if let Ok(job) = crate::jobspec::parse("job.hcl", &text) {
-            let errors = crate::jobspec::to_spec(&job).err().unwrap_or_default();
+        if let Ok(job) = jobspec::parse("job.hcl", &text) {
+            let errors = jobspec::to_spec(&job).err().unwrap_or_default();
             // As HCL and as JSON, which it is not: what has no place is shown all the same.
             for file in ["job.hcl", "job.json"] {
                 let lines =
-                    errors.iter().map(|error| (crate::jobspec::Severity::Error, error.to_string()));
-                let (placed, others) = crate::jobspec::placed(file, &text, lines);
+                    errors.iter().map(|error| (jobspec::Severity::Error, error.to_string()));
+                let (placed, others) = jobspec::placed(file, &text, lines);
                 assert_eq!(placed.iter().count() + others.len(), errors.len(), "{placed}");
             }
         }
-        drop(crate::jobspec::parse_pool("pool.hcl", &text));
+        drop(jobspec::parse_pool("pool.hcl", &text));
     });
 }
 

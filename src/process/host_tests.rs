@@ -7,14 +7,11 @@ use fsm::{
     Command,
     pool::{DeclaredNode, InstancePool, InstanceType, UpsertInstancePool},
 };
+use server::{BootId, Settings, provider::ProviderKind};
+use wire::api::{Api, ApiError};
 
 use super::testing::{CALLER, PATIENCE, Servers};
-use crate::{
-    api::{Api, ApiError},
-    config::{ProviderConfig, ProviderKind},
-    provider,
-    server::{BootId, Settings},
-};
+use crate::{config::ProviderConfig, provider};
 
 /// Three servers with a provider `local` of kind `process`, and what each reads of its host's boot.
 fn servers(boots: [Option<BootId>; 3], machines: &Path) -> Servers {

@@ -11,6 +11,8 @@ use fsm::{
     upkeep::{MarkDigest, Tick},
 };
 use proto::v1::{self as pb, cluster_server::Cluster, raft_server::Raft};
+use raft::WatchReceiver as _;
+use server::{Core, grpc::cluster::ClusterService};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -18,12 +20,9 @@ use tokio::{
 use tonic::{
     Code, Request, Status, client::Grpc, codegen::http::uri::PathAndQuery, transport::Endpoint,
 };
+use wire::rpc::transport::BytesCodec;
 
 use super::{HEADER_BYTES_MAX, PEER_WINDOW_BYTES, STREAMS_MAX, WINDOW_BYTES, testing::Servers};
-use crate::{
-    grpc::cluster::ClusterService, raft::WatchReceiver as _, rpc::transport::BytesCodec,
-    server::Core,
-};
 
 /// What a leader puts on its messages to a follower.
 struct Forged {

@@ -15,6 +15,7 @@ use std::{
 };
 
 use futures_util::{Stream, StreamExt};
+use http_api::serve::{Door, Place};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -24,11 +25,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
-
-use crate::{
-    rpc::peer_line::is_for_raft,
-    serve::{Door, Place},
-};
+use wire::rpc::peer_line::is_for_raft;
 
 /// How long a connection may take for its first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(10);

@@ -21,6 +21,13 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use anyhow::Context;
 use elastic::FleetConfig;
 use futures_util::FutureExt;
+use ground::{
+    disk::{Disk, RealDisk},
+    open_files,
+    rt::{Runtimes, Threads},
+    server_name::ServerName,
+    signals::{Asked, Signals},
+};
 use leader::{
     GcConfig, PlanQueueLimits, ServicesConfig, broker::BrokerConfig, heartbeat::HeartbeatConfig,
 };
@@ -29,13 +36,10 @@ use proto::v1::{
     agent_server::AgentServer, cluster_server::ClusterServer, raft_server::RaftServer,
     scheduler_server::SchedulerServer,
 };
-use tokio::{net::TcpListener, sync::Semaphore, task::JoinHandle};
-use tonic::{service::interceptor::InterceptedService, transport::Server};
-
-use self::incoming::Sorted;
-use crate::{
-    config::{ProviderConfig, ServerConfig},
-    disk::{Disk, RealDisk},
+use raft::storage::{lock::DirectoryLock, shadow, wal};
+use server::{
+    Core, Parts, RaftTiming, Settings,
+    elastic::Providers,
     grpc::{
         agent::AgentService,
         capacity::{self, CapacityService},
@@ -43,21 +47,25 @@ use crate::{
         gate::{self, Gate},
         scheduler::SchedulerService,
     },
-    http::{self, HttpOptions, rival},
-    open_files,
-    provider::{self, Provider as _, process::host_boot},
+    provider::Provider as _,
+};
+use tokio::{net::TcpListener, sync::Semaphore, task::JoinHandle};
+use tonic::{service::interceptor::InterceptedService, transport::Server};
+use wire::rpc::{
+    generation,
+    transport::{GrpcTransport, MESSAGE_BYTES_MAX},
+};
+
+use self::incoming::Sorted;
+pub use crate::{
+    config::{ProviderConfig, ServerConfig},
+    provider::{self, process::host_boot},
     reload::ServerReload,
-    rpc::{
-        generation,
-        transport::{GrpcTransport, MESSAGE_BYTES_MAX},
-    },
-    rt::{Runtimes, Threads},
+};
+pub use ground::telemetry::Exporter;
+pub use http_api::{
+    HttpOptions, rival,
     serve::{self, Door},
-    server::{Core, Parts, RaftTiming, Settings, elastic::Providers},
-    server_name::ServerName,
-    signals::{Asked, Signals},
-    storage::{lock::DirectoryLock, shadow, wal},
-    telemetry::Exporter,
 };
 
 /// How long connections may take to end when the server stops.
@@ -200,8 +208,8 @@ impl RunningServer {
             transport: Arc::new(GrpcTransport::between_servers(dial.collect())),
             open_engine: Arc::new(shadow::open_sled),
             wal: wal::Options::default(),
-            snapshot_piece_bytes: crate::raft::network::SNAPSHOT_PIECE_BYTES,
-            publish_entries_max: crate::raft::state_machine::PUBLISH_ENTRIES_MAX,
+            snapshot_piece_bytes: raft::network::SNAPSHOT_PIECE_BYTES,
+            publish_entries_max: raft::state_machine::PUBLISH_ENTRIES_MAX,
             providers: Arc::new(providers(config)?),
             passes: places.heavy.clone(),
         };
@@ -289,7 +297,7 @@ fn real_disk() -> Arc<dyn Disk> {
 
 #[cfg(feature = "faults")]
 fn real_disk() -> Arc<dyn Disk> {
-    crate::disk::controlled::ControlledDisk::from_environment(Arc::new(RealDisk))
+    ground::disk::controlled::ControlledDisk::from_environment(Arc::new(RealDisk))
 }
 
 async fn listen(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
@@ -299,7 +307,7 @@ async fn listen(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
 }
 
 async fn stopped(core: &Core) {
-    crate::rt::until_true(&mut core.stopping()).await;
+    ground::rt::until_true(&mut core.stopping()).await;
 }
 
 /// Serves Raft, and the probes that go with it, to the other servers.
@@ -366,7 +374,7 @@ fn ended(core: &Core, served: Result<(), tonic::transport::Error>) {
 }
 
 async fn serve_http(core: Arc<Core>, listener: TcpListener, options: HttpOptions) {
-    let router = http::router(core.clone(), options);
+    let router = http_api::router(core.clone(), options);
     let door = Door::new(listener, http_connections_max(open_files::max()), "HTTP");
     serve::serve(door, router, async move { stopped(&core).await }).await;
 }

@@ -7,19 +7,21 @@ use fsm::{
     JobKind, Reply,
     settings::{Namespace, UpsertNamespace},
 };
-use leader::{ServicesConfig, broker::BrokerConfig};
-use tokio::{net::TcpListener, runtime::Runtime};
-
-use super::{Places, RunningServer, Sockets};
-use crate::{
-    api::{Api, ApiError, ReadMode},
+use ground::{
     caller::{Caller, Way},
     disk::{Disk, fault::FaultDisk},
-    http::HttpOptions,
-    rpc::transport::GrpcTransport,
-    server::{Core, Parts, RaftTiming, Settings},
-    storage::{shadow, wal},
 };
+use http_api::HttpOptions;
+use leader::{ServicesConfig, broker::BrokerConfig};
+use raft::storage::{shadow, wal};
+use server::{Core, Parts, RaftTiming, Settings};
+use tokio::{net::TcpListener, runtime::Runtime};
+use wire::{
+    api::{Api, ApiError, ReadMode},
+    rpc::transport::GrpcTransport,
+};
+
+use super::{Places, RunningServer, Sockets};
 
 pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 /// Asks the cores of tests, without a socket.
@@ -223,9 +225,9 @@ fn parts(disk: &FaultDisk) -> Parts {
             segment_bytes_max: 64 << 10,
             ..wal::Options::default()
         },
-        snapshot_piece_bytes: crate::raft::network::SNAPSHOT_PIECE_BYTES,
-        publish_entries_max: crate::raft::state_machine::PUBLISH_ENTRIES_MAX,
+        snapshot_piece_bytes: raft::network::SNAPSHOT_PIECE_BYTES,
+        publish_entries_max: raft::state_machine::PUBLISH_ENTRIES_MAX,
         providers: Arc::default(),
-        passes: crate::rt::Threads::HERE,
+        passes: ground::rt::Threads::HERE,
     }
 }

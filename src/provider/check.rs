@@ -18,12 +18,12 @@ use fsm::{
     InstanceId, Text,
     pool::{DeclaredNode, InstanceType},
 };
+use ground::rt::{self, Instant};
 
 use super::{
     Context,
     exec::program::{EndKind, Program, Stderr},
 };
-use crate::rt::{self, Instant};
 
 /// The pool of the machine of the test.
 const POOL: &str = "provider-check";

@@ -6,7 +6,7 @@
 mod child;
 mod lines;
 pub(super) mod program;
-mod wire;
+mod protocol;
 
 #[cfg(test)]
 mod tests;
@@ -20,11 +20,9 @@ use elastic::call::{Answer, ErrorClass, Operation, ProviderError, TAG_CLUSTER};
 use futures_util::future::BoxFuture;
 
 use self::program::{Ended, Program, Stderr};
-use super::{Context, Provider, throttle::locked};
-use crate::{
-    config::ProviderKind,
-    rt::{Instant, sleep_until},
-};
+use super::{Context, Provider};
+use ground::rt::{Instant, locked, sleep_until};
+use server::provider::ProviderKind;
 
 /// Pause before a program is started again; doubled each time, up to the longest.
 const RESTART_PAUSE_MIN: Duration = Duration::from_millis(200);

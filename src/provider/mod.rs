@@ -12,57 +12,13 @@ mod agent_config;
 pub mod check;
 mod exec;
 pub mod process;
-mod throttle;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    os::unix::ffi::OsStrExt as _,
-    process::Command,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, os::unix::ffi::OsStrExt as _, process::Command, sync::Arc};
 
-use elastic::call::{Answer, Operation, ProviderError, TAG_CLUSTER, Tags};
-use fsm::Text;
-use futures_util::future::BoxFuture;
+use elastic::call::{TAG_CLUSTER, Tags};
+use server::provider::{Context, Provider, ProviderKind, Throttled};
 
-pub use self::throttle::{Tally, Throttled};
-use crate::config::{ProviderConfig, ProviderKind};
-
-/// What a call needs to know besides what is asked.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Context {
-    /// Id of the cluster: the value of `elastic::call::TAG_CLUSTER` on its machines.
-    pub cluster: Text,
-    /// gRPC addresses of the servers, `host:port`, for the agents of new machines.
-    pub servers: Vec<String>,
-    /// How long an answer is of use.
-    pub time_left: Duration,
-    /// Ids of machines that are known to be this cluster's. A list has those also when they lost the tag of the cluster.
-    pub known: BTreeSet<Text>,
-}
-
-/// Makes, lists and destroys machines.
-pub trait Provider: Send + Sync {
-    /// Carries out one call. Its answer has the kind of its operation.
-    ///
-    /// The future may be dropped at any time: what it has begun may then still happen, as after
-    /// [`ErrorClass::Transient`](elastic::call::ErrorClass).
-    fn call(
-        &self,
-        operation: Operation,
-        context: Context,
-    ) -> BoxFuture<'_, Result<Answer, ProviderError>>;
-
-    /// Takes over how it is configured now, for the calls that follow; a program is started anew. Returns `false` if that
-    /// needs a restart of the server.
-    fn reload(&self, kind: &ProviderKind) -> bool;
-
-    /// Its machines are on the host of the server that makes them: another server of the cluster finds them only on the same host.
-    fn needs_one_host(&self) -> bool {
-        false
-    }
-}
+use crate::config::ProviderConfig;
 
 /// The provider that a table of the configuration describes. An error says what is wrong with it, for people.
 pub fn open(config: &ProviderConfig) -> Result<Arc<Throttled>, String> {

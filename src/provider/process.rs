@@ -17,12 +17,15 @@ use std::{
     time::Duration,
 };
 
+use agent::{executor::process::stat, read_boot_id};
 use elastic::call::{
     Answer, Create, Description, Destroyed, ErrorClass, Listing, Machine, MachineState, Operation,
     ProviderError, TAG_CLUSTER, Tags, clip,
 };
 use fsm::{InstanceId, NodeId};
 use futures_util::{FutureExt, future::BoxFuture};
+use ground::rt::Instant;
+use server::provider::ProviderKind;
 
 use self::{
     folder::{
@@ -32,11 +35,6 @@ use self::{
     living::{Role, end, living},
 };
 use super::{Context, Provider, agent_config::agent_config, with_cluster, without_settings};
-use crate::{
-    agent::{executor::process::stat, read_boot_id},
-    config::ProviderKind,
-    rt::Instant,
-};
 
 /// Ports that agents give to tasks; each machine has an equal part. Below the range that an agent has which is not told otherwise: one
 /// may be on the same host.

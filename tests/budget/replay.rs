@@ -16,6 +16,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use ::server::worker::make_pass;
 use fsm::{
     Command, Effect, EvaluationId, Index, JobKind, NodeId, Plan, Proposal, Reply, State, codec,
     command::{PlanCommand, UpkeepCommand},
@@ -28,7 +29,6 @@ use leader::{
     applier::{EntryOutcome, Next, Request},
     turn::{After, Begin, Turn},
 };
-use quorate::server::worker::make_pass;
 use scheduler::Memory;
 
 use crate::{

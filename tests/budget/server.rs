@@ -13,18 +13,20 @@ use futures_util::{
     future::{self, BoxFuture},
     stream::BoxStream,
 };
-use leader::{ServicesConfig, heartbeat::HeartbeatConfig};
-use proto::v1 as pb;
-use quorate::{
-    api::{AgentApi, Api},
+use ground::{
     caller::{Caller, Way},
     disk::{Disk, fault::FaultDisk},
-    rpc::transport::{Lane, ReplyStream, Transport},
     rt,
-    server::{Core, Parts, RaftTiming, Settings},
-    storage::{shadow, wal},
 };
+use leader::{ServicesConfig, heartbeat::HeartbeatConfig};
+use proto::v1 as pb;
+use raft::storage::{shadow, wal};
+use server::{Core, Parts, RaftTiming, Settings};
 use tonic::Status;
+use wire::{
+    api::{AgentApi, Api},
+    rpc::transport::{Lane, ReplyStream, Transport},
+};
 
 const DATA: &str = "/data";
 const ADDRESS: &str = "10.0.0.1:4647";
@@ -108,8 +110,8 @@ impl Server {
             transport: Arc::new(Alone),
             open_engine: Arc::new(move |path| shadow::open_twin(Arc::clone(&of_engine), path)),
             wal: wal::Options::default(),
-            snapshot_piece_bytes: quorate::raft::network::SNAPSHOT_PIECE_BYTES,
-            publish_entries_max: quorate::raft::state_machine::PUBLISH_ENTRIES_MAX,
+            snapshot_piece_bytes: raft::network::SNAPSHOT_PIECE_BYTES,
+            publish_entries_max: raft::state_machine::PUBLISH_ENTRIES_MAX,
             providers: Arc::default(),
             passes: rt::Threads::HERE,
         };

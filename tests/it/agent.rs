@@ -10,13 +10,10 @@ use std::{
     time::Duration,
 };
 
+use agent::{Agent, AgentSettings};
 use futures_util::{Stream, StreamExt};
+use ground::rt::Threads;
 use proto::v1::{self, agent_server};
-use quorate::{
-    agent::{Agent, AgentSettings},
-    rpc::words,
-    rt::Threads,
-};
 use tokio::{
     net::TcpListener,
     sync::watch,
@@ -25,6 +22,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::{TcpListenerStream, WatchStream};
 use tonic::{Request, Response, Status};
+use wire::rpc::words;
 
 use crate::harness::PATIENCE;
 
@@ -220,7 +218,8 @@ impl Cluster {
     async fn agent_of(settings: AgentSettings) -> Agent {
         let started = timeout(PATIENCE, async {
             loop {
-                match Agent::start(settings.clone(), &Threads::HERE).await {
+                match Agent::start(settings.clone(), &Threads::HERE, http_api::agents::serve).await
+                {
                     Ok(agent) => return agent,
                     Err(error) => assert!(error.to_string().contains("held by another"), "{error}"),
                 }
@@ -426,7 +425,8 @@ async fn a_running_task_survives_the_agent_and_is_stopped_by_the_next() {
 async fn tasks_that_end_with_the_agent_start_again_with_the_next_once_they_may() {
     let cluster = Cluster::start().await;
     let settings = AgentSettings { stop_tasks_on_exit: true, ..cluster.settings() };
-    let agent = Agent::start(settings.clone(), &Threads::HERE).await.unwrap();
+    let agent =
+        Agent::start(settings.clone(), &Threads::HERE, http_api::agents::serve).await.unwrap();
     let script = "echo start >> ../starts; exec sleep 600";
     let mut wanted = allocation(1, "service", vec![shell_task("main", script)]);
     cluster.want(vec![wanted.clone()]);
@@ -585,7 +585,7 @@ async fn hundreds_of_simulated_nodes_register_and_run() {
     mock.config_json = r#"{"run_for":"100ms"}"#.to_owned();
     cluster.want(vec![allocation(1, "batch", vec![mock])]);
     let settings = AgentSettings { simulate: Some(300), ..cluster.settings() };
-    let agent = Agent::start(settings, &Threads::HERE).await.unwrap();
+    let agent = Agent::start(settings, &Threads::HERE, http_api::agents::serve).await.unwrap();
     cluster
         .until("all are ready", |cluster| {
             let known = cluster.server.known.lock().unwrap();
@@ -960,7 +960,7 @@ async fn agent_process() {
     let (directory, server) = given.split_once(' ').unwrap();
     let mut settings = AgentSettings::new(directory, vec![server.to_owned()]);
     settings.executor_binary = Some(PathBuf::from(env!("CARGO_BIN_EXE_quorate")));
-    let _agent = Agent::start(settings, &Threads::HERE).await.unwrap();
+    let _agent = Agent::start(settings, &Threads::HERE, http_api::agents::serve).await.unwrap();
     std::future::pending::<()>().await;
 }
 

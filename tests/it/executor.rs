@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use quorate::agent::RunSpec;
+use agent::RunSpec;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -2,7 +2,8 @@
 //!
 //! ARCHITECTURE.md holds the list, in its block of the language `arrows`. A line is
 //! `folder -> folder folder`; `folder (tests) -> folder` allows more to the folder's tests. Every
-//! folder, single file and package of `src/` has a line. The check fails on
+//! folder, single file and package of `src/` has a line. What stands in a package may have a line
+//! too, as `package/room`: the package's own line is then about the rest of it. The check fails on
 //!
 //! - a use that is not listed, with its place and the arrow's name;
 //! - a listed arrow that nothing uses;
@@ -15,13 +16,16 @@ mod code;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use self::code::{Use, uses};
+use self::code::{Package, Use, uses};
 use crate::tidy::Repository;
 
 /// Where the list is.
 const LIST: &str = "ARCHITECTURE.md";
 /// What its block begins with.
 const FENCE: &str = "```arrows";
+
+/// The heading of the packages that do no I/O.
+const WITHOUT_IO: &str = "# packages without I/O";
 
 /// Names of folders, by the folder that may use them.
 type Arrows = BTreeMap<String, BTreeSet<String>>;
@@ -42,35 +46,53 @@ pub(crate) fn check(repository: &Repository) -> Vec<String> {
     findings(text, &files, &packages(repository))
 }
 
+/// The packages below the heading of those that do no I/O.
+pub(crate) fn without_io(repository: &Repository) -> BTreeSet<String> {
+    let text = repository.files.get(LIST).map_or("", String::as_str);
+    let below = text.split_once(WITHOUT_IO).map_or("", |(_, below)| below);
+    let lines = below.lines().skip(1).take_while(|line| line.contains("->"));
+    let names = lines.filter_map(|line| line.split_once("->")).map(|(name, _)| name.trim());
+    names.filter(|name| !name.ends_with("(tests)")).map(str::to_owned).collect()
+}
+
 /// Folders of `src/` that are packages of their own: others name them without `crate::`.
-fn packages(repository: &Repository) -> Vec<&str> {
-    let manifests = repository.files.keys().filter_map(|path| path.strip_suffix("/Cargo.toml"));
-    manifests.filter_map(|path| path.strip_prefix("src/")).collect()
+fn packages(repository: &Repository) -> Vec<Package> {
+    let packages = repository.files.iter().filter_map(|(path, text)| {
+        let folder = path.strip_prefix("src/")?.strip_suffix("/Cargo.toml")?;
+        let name = text.lines().find_map(|line| line.strip_prefix("name = "))?;
+        let library = name.trim_matches('"').replace('-', "_");
+        Some(Package { folder: folder.to_owned(), library })
+    });
+    packages.collect()
 }
 
 fn is_source(path: &str) -> bool {
     path.starts_with("src/") && path.strip_suffix(".rs").is_some()
 }
 
-fn findings(text: &str, files: &[(&str, &str)], packages: &[&str]) -> Vec<String> {
+fn findings(text: &str, files: &[(&str, &str)], packages: &[Package]) -> Vec<String> {
     let list = match List::parse(text) {
         Ok(list) => list,
         Err(findings) => return findings,
     };
     let folders: BTreeSet<&str> = files.iter().filter_map(|(path, _)| folder(path)).collect();
-    let mut found = list.names(&folders);
+    let mut found = list.names(&folders, files);
     found.extend(list.circle());
     let tests = test_files(files);
     let mut unused = list.all();
     for (path, text) in files {
-        let Some(from) = folder(path) else { continue };
-        for one in uses(path, text, packages).into_iter().filter(|one| one.folder != from) {
+        let Some(from) = list.place(path) else { continue };
+        for one in uses(path, text, packages) {
+            let to = list.place_of(&one);
+            if to == from {
+                continue;
+            }
             if !folders.contains(one.folder.as_str()) {
                 // A name at the top of the crate that is no folder: `crate::CONSTANT`.
                 continue;
             }
             let in_test = one.in_test || is_below(path, &tests);
-            found.extend(list.judge(path, from, &one, in_test, &mut unused));
+            found.extend(list.judge((path, one.line), (&from, &to), in_test, &mut unused));
         }
     }
     found.extend(
@@ -87,6 +109,13 @@ fn folder(path: &str) -> Option<&str> {
     let first = path.strip_prefix("src/")?.split('/').next()?;
     let name = first.strip_suffix(".rs").unwrap_or(first);
     (name != "lib").then_some(name)
+}
+
+/// The room of a file in a package: `raft/storage` of `src/raft/src/storage/lock.rs`.
+fn room(path: &str) -> Option<String> {
+    let (folder, inside) = path.strip_prefix("src/")?.split_once("/src/")?;
+    let name = inside.split('/').next()?;
+    Some(format!("{folder}/{}", name.strip_suffix(".rs").unwrap_or(name)))
 }
 
 impl List {
@@ -139,14 +168,29 @@ impl List {
         Ok(())
     }
 
-    /// Folders without a line, and names in the list that are no folder.
-    fn names(&self, folders: &BTreeSet<&str>) -> Vec<String> {
+    /// The folder of a file, or its room where that has a line.
+    fn place(&self, path: &str) -> Option<String> {
+        let room = room(path).filter(|room| self.arrows.contains_key(room));
+        room.or_else(|| folder(path).map(str::to_owned))
+    }
+
+    /// What is used: a room where that has a line, or the folder.
+    fn place_of(&self, one: &Use) -> String {
+        let room = one.room.as_ref().map(|room| format!("{}/{room}", one.folder));
+        let room = room.filter(|room| self.arrows.contains_key(room));
+        room.unwrap_or_else(|| one.folder.clone())
+    }
+
+    /// Folders without a line, and names in the list that are neither folder nor room.
+    fn names(&self, folders: &BTreeSet<&str>, files: &[(&str, &str)]) -> Vec<String> {
+        let rooms: BTreeSet<String> = files.iter().filter_map(|(path, _)| room(path)).collect();
         let missing = folders.iter().filter(|folder| !self.arrows.contains_key(**folder));
         let missing = missing.map(|folder| format!("src/{folder} has no line in {LIST}"));
         let sides = self.arrows.iter().chain(&self.of_tests);
         let named: BTreeSet<&str> =
             sides.flat_map(|(from, to)| to.iter().chain([from])).map(String::as_str).collect();
-        let unknown = named.difference(folders);
+        let is_known = |name: &&str| folders.contains(name) || rooms.contains(*name);
+        let unknown = named.into_iter().filter(|name| !is_known(name));
         let unknown = unknown.map(|name| format!("{LIST}: `{name}` is no folder of src"));
         missing.chain(unknown).collect()
     }
@@ -167,13 +211,11 @@ impl List {
     /// What is wrong with one use. An allowed use takes its arrow out of `unused`.
     fn judge(
         &self,
-        path: &str,
-        from: &str,
-        one: &Use,
+        (path, line): (&str, usize),
+        (from, to): (&str, &str),
         in_test: bool,
         unused: &mut BTreeSet<String>,
     ) -> Option<String> {
-        let to = one.folder.as_str();
         if in_test && Self::allows(&self.of_tests, from, to) {
             unused.remove(&arrow(from, to, true));
             return None;
@@ -185,7 +227,7 @@ impl List {
             return None;
         }
         let name = arrow(from, to, in_test);
-        Some(format!("{path}:{}: the arrow `{name}` is not in {LIST}", one.line))
+        Some(format!("{path}:{line}: the arrow `{name}` is not in {LIST}"))
     }
 
     /// A circle, if there is one.

@@ -17,8 +17,10 @@ use super::register::{CONFIGURATIONS_MAX, Register};
 use super::shares::judge_each;
 use super::views::{self, View, views};
 use super::wgl::{Budget, Outcome};
-use crate::history::{Function, Kind, Op};
-use crate::workload::snapshot::{Allocation, Node};
+use crate::{
+    history::{Function, Kind, Op},
+    workload::snapshot::{Allocation, Node},
+};
 
 /// The share of a node that must have been in use at some read, in percent.
 const FULL_PERCENT: u64 = 80;

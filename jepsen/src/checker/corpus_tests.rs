@@ -19,9 +19,11 @@ use super::{
     Verdict, allocations, capacity, elastic, evaluations, job_versions, list_append, set_full,
     watch,
 };
-use crate::edn::read_history;
-use crate::history::{Function, Kind, Op, Process};
-use crate::task::Line;
+use crate::{
+    edn::read_history,
+    history::{Function, Kind, Op, Process},
+    task::Line,
+};
 use chance::Dice;
 
 const TIME_MAX: Duration = Duration::from_mins(2);

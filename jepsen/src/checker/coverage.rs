@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::Verdict;
-use crate::fault::FaultClass;
-use crate::history::{Function, Kind, Op, Process};
+use crate::{
+    fault::FaultClass,
+    history::{Function, Kind, Op, Process},
+};
 
 /// How the attempts of one class ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

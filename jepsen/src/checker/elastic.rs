@@ -20,8 +20,10 @@ use serde_json::{Value, json};
 use super::Verdict;
 use super::judgement::Judgement;
 use super::pairs::{Pair, pairs};
-use crate::history::{Function, Op, Process};
-use crate::workload::elastic::MACHINES_MAX;
+use crate::{
+    history::{Function, Op, Process},
+    workload::elastic::MACHINES_MAX,
+};
 
 /// An instance and the number of its agent's process.
 type Agent = (String, u64);

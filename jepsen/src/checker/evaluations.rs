@@ -15,8 +15,10 @@ use serde_json::{Value, json};
 use super::Verdict;
 use super::judgement::Judgement;
 use super::pairs::{Pair, pairs};
-use crate::history::{Function, Op};
-use crate::workload::queue::ASKED_FOR;
+use crate::{
+    history::{Function, Op},
+    workload::queue::ASKED_FOR,
+};
 
 /// An evaluation as one read showed it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,9 +11,11 @@ use serde::Serialize;
 
 use super::Verdict;
 use super::calls::key_of;
-use crate::history::{Function, Kind, Op, Process};
-use crate::store::Readiness;
-use crate::workload::WorkloadKind;
+use crate::{
+    history::{Function, Kind, Op, Process},
+    store::Readiness,
+    workload::WorkloadKind,
+};
 
 /// The final-workload part of the results.
 #[derive(Clone, Debug, Serialize)]

@@ -49,12 +49,14 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use serde::{Serialize, Serializer};
 
-use crate::agents::{agent_log, names};
-use crate::history::Op;
-use crate::store::{Aftermath, TestRecord, server_log};
-use crate::system::System;
-use crate::task;
-use crate::workload::WorkloadKind;
+use crate::{
+    agents::{agent_log, names},
+    history::Op,
+    store::{Aftermath, TestRecord, server_log},
+    system::System,
+    task,
+    workload::WorkloadKind,
+};
 use judgement::Judgement;
 
 /// What a checker found, from best to worst.

@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::fault::FaultClass;
-use crate::history::{Function, Kind, Op, Process};
+use crate::{
+    fault::FaultClass,
+    history::{Function, Kind, Op, Process},
+};
 
 /// The outages of one fault class.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

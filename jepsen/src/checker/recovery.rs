@@ -19,11 +19,13 @@ use serde_json::Value;
 
 use super::Verdict;
 use super::outage::{Span, is_look, loss_of_leader, spans};
-use crate::fault::FaultClass;
-use crate::history::{Kind, Op, Process};
-use crate::partition::Shape;
-use crate::system::System;
-use crate::workload::answer::CONFLICT;
+use crate::{
+    fault::FaultClass,
+    history::{Kind, Op, Process},
+    partition::Shape,
+    system::System,
+    workload::answer::CONFLICT,
+};
 
 /// The longest time without a write. The design's limit is 5 s on an idle machine; machines of CI are busy.
 const RECOVERY_NS_MAX: u64 = 15_000_000_000;

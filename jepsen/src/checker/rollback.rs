@@ -6,8 +6,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Verdict;
-use crate::fault::FaultFunction;
-use crate::history::{Function, Op};
+use crate::{
+    fault::FaultFunction,
+    history::{Function, Op},
+};
 
 /// How servers whose directory went back came back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -9,8 +9,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::Verdict;
-use crate::history::{Function, Kind, Op, Process};
-use crate::workload::WorkloadKind;
+use crate::{
+    history::{Function, Kind, Op, Process},
+    workload::WorkloadKind,
+};
 
 /// Operations per second that are enough, however many more are asked for.
 const ENOUGH_PER_SECOND: f64 = 50.0;

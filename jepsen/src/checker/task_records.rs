@@ -14,9 +14,11 @@ use anyhow::{Context, Result};
 use super::agent_records::Records;
 use super::judgement::Judgement;
 use super::views::View;
-use crate::history::{Function, Op, Process};
-use crate::task::Line;
-use crate::workload::snapshot::Allocation;
+use crate::{
+    history::{Function, Op, Process},
+    task::Line,
+    workload::snapshot::Allocation,
+};
 
 /// A file's time is that of a tick of the kernel's clock (10 ms at most) and looks earlier than it was.
 const TICK_NS: u64 = 20_000_000;
@@ -260,9 +262,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::checker::Verdict;
-    use crate::checker::views::views;
-    use crate::history::Kind;
+    use crate::{checker::Verdict, checker::views::views, history::Kind};
 
     const SECOND: u64 = 1_000_000_000;
 

@@ -10,8 +10,10 @@ use anyhow::{Context, Result};
 
 use super::judgement::Judgement;
 use super::pairs::{Pair, pairs};
-use crate::history::{Function, Kind, Op, Process};
-use crate::workload::snapshot::{Allocation, Job, Snapshot};
+use crate::{
+    history::{Function, Kind, Op, Process},
+    workload::snapshot::{Allocation, Job, Snapshot},
+};
 
 /// A read and what it showed.
 pub(crate) struct View<'a> {

@@ -28,8 +28,10 @@ use serde_json::json;
 use super::Verdict;
 use super::judgement::Judgement;
 use super::pairs::{Pair, key_and_value, pairs};
-use crate::fault::FaultClass;
-use crate::history::{Function, Kind, Op, Process};
+use crate::{
+    fault::FaultClass,
+    history::{Function, Kind, Op, Process},
+};
 
 /// How late news may be on servers without faults, however busy the machine.
 pub(crate) const GRACE: std::time::Duration = std::time::Duration::from_secs(8);

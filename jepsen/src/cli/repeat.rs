@@ -5,9 +5,7 @@
 
 use anyhow::Result;
 
-use crate::checker::Verdict;
-use crate::report::note;
-use crate::store::TestRecord;
+use crate::{checker::Verdict, report::note, store::TestRecord};
 
 /// How the runs so far ended, by seed.
 #[derive(Debug, Default)]
@@ -76,8 +74,7 @@ mod tests {
     use anyhow::bail;
 
     use super::*;
-    use crate::binary::SkippedRun;
-    use crate::store::test_record;
+    use crate::{binary::SkippedRun, store::test_record};
 
     /// The outcome, the seeds that were run, and the lines that were told.
     fn repeated(

@@ -6,9 +6,11 @@ use clap::CommandFactory;
 use serde_json::json;
 
 use super::*;
-use crate::checker::coverage::{self, Asked};
-use crate::history::{Function, Kind, Op, Process};
-use crate::store::test_record;
+use crate::{
+    checker::coverage::{self, Asked},
+    history::{Function, Kind, Op, Process},
+    store::test_record,
+};
 
 #[test]
 fn the_command_line_is_consistent() {

@@ -4,8 +4,7 @@ use std::fmt::Write as _;
 
 use super::escape;
 use super::events::{Band, Events, Operation};
-use crate::fault::FaultClass;
-use crate::history::Kind;
+use crate::{fault::FaultClass, history::Kind};
 
 /// Operations drawn in one picture.
 pub(super) const OPERATIONS_MAX: usize = 10_000;

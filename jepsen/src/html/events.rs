@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::fault::FaultClass;
-use crate::history::{Function, Kind, Op, Process};
+use crate::{
+    fault::FaultClass,
+    history::{Function, Kind, Op, Process},
+};
 
 /// Client processes from here on belong to the last phase.
 const LAST_PHASE_PROCESS: u64 = 1_000_000_000;

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use super::*;
-use crate::fault::FaultClass;
-use crate::history::{Function, Kind, Process};
-use crate::machine::Machine;
-use crate::store::test_record;
+use crate::{
+    fault::FaultClass,
+    history::{Function, Kind, Process},
+    machine::Machine,
+    store::test_record,
+};
 
 fn record() -> TestRecord {
     TestRecord {

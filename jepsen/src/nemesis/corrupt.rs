@@ -16,8 +16,7 @@ use serde_json::{Value, json};
 
 use super::member::{Down, STATUS_TIMEOUT, move_away};
 use super::{NAP, Outcome, Turn};
-use crate::client::HttpClient;
-use crate::fault::FaultClass;
+use crate::{client::HttpClient, fault::FaultClass};
 use chance::Dice;
 
 /// How long a damaged server may take to start or to refuse.
@@ -290,8 +289,10 @@ mod tests {
 
     use super::super::{Nemesis, Turns};
     use super::*;
-    use crate::cluster::{Cluster, Setup, test_setup};
-    use crate::history::Recorder;
+    use crate::{
+        cluster::{Cluster, Setup, test_setup},
+        history::Recorder,
+    };
 
     #[test]
     fn damage_changes_one_bit_or_the_end_of_what_is_used() {

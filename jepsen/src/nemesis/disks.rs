@@ -9,8 +9,10 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::{Aim, NAP, Outcome, Turn};
-use crate::client::{HttpClient, Reply};
-use crate::cluster::Effect;
+use crate::{
+    client::{HttpClient, Reply},
+    cluster::Effect,
+};
 
 /// How long a server may take to meet a fault of its disk.
 const MET_TIMEOUT: Duration = Duration::from_secs(3);

@@ -6,8 +6,10 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::{NAP, Outcome, Turn};
-use crate::partition::{Cut, Shape};
-use crate::proxy::{Delay, Flow, Loss, Met, Switchboard};
+use crate::{
+    partition::{Cut, Shape},
+    proxy::{Delay, Flow, Loss, Met, Switchboard},
+};
 
 /// The turns of a flapping partition.
 const FLAP: Duration = Duration::from_millis(200);

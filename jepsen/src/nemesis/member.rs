@@ -15,8 +15,10 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::{Aim, NAP, Outcome, Turn};
-use crate::client::{HttpClient, Reply};
-use crate::cluster::Effect;
+use crate::{
+    client::{HttpClient, Reply},
+    cluster::Effect,
+};
 
 /// How long a server that was taken down may take to vote again.
 pub(super) const VOTE_TIMEOUT: Duration = Duration::from_mins(2);

@@ -6,9 +6,11 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::{Aim, NAP, Outcome, Schedule, Turn};
-use crate::client::{HttpClient, Reply};
-use crate::cluster::{Effect, STOP_TIMEOUT, leaders};
-use crate::fault::FaultClass;
+use crate::{
+    client::{HttpClient, Reply},
+    cluster::{Effect, STOP_TIMEOUT, leaders},
+    fault::FaultClass,
+};
 
 /// How long a server may take to take part again before the next one of a rolling fault is hit.
 const BACK_TIMEOUT: Duration = Duration::from_secs(15);

@@ -16,8 +16,7 @@ use serde_json::{Value, json};
 use super::corrupt::Answer;
 use super::member::{Down, STATUS_TIMEOUT, VOTE_TIMEOUT, move_away};
 use super::{Aim, NAP, Outcome, Schedule, Turn};
-use crate::client::HttpClient;
-use crate::cluster::Effect;
+use crate::{client::HttpClient, cluster::Effect};
 
 /// A leader that is killed dies within this time of the start of the server that went back.
 const LEADER_DIES_WITHIN: Duration = Duration::from_secs(2);

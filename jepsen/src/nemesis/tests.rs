@@ -3,11 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use super::*;
-use crate::checker::Verdict;
-use crate::checker::coverage::{self, Asked};
-use crate::cluster::{Effect, Setup, test_setup};
-use crate::partition::Shape;
-use crate::proxy::Flow;
+use crate::{
+    checker::Verdict,
+    checker::coverage::{self, Asked},
+    cluster::{Effect, Setup, test_setup},
+    partition::Shape,
+    proxy::Flow,
+};
 
 /// Three servers that only sleep, all started.
 fn sleepers() -> (tempfile::TempDir, Mutex<Cluster>, Vec<Endpoint>) {

@@ -12,9 +12,7 @@ use serde_json::{Value, json};
 use super::answer::{self, Completion};
 use super::bank::shown;
 use super::{Start, Workload, body, snapshot};
-use crate::client::HttpClient;
-use crate::history::Function;
-use crate::task::FIXED_PORT;
+use crate::{client::HttpClient, history::Function, task::FIXED_PORT};
 use chance::Dice;
 
 /// Jobs whose counts change.

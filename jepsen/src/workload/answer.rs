@@ -6,8 +6,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::client::Reply;
-use crate::history::Kind;
+use crate::{client::Reply, history::Kind};
 
 /// What a server says when a compare-and-set found another version.
 pub(crate) const CONFLICT: &str = "Enforcing job modify index";

@@ -14,8 +14,7 @@ use serde_json::{Value, json};
 
 use super::answer::{self, Completion};
 use super::{KeyPool, Start, Workload, body};
-use crate::client::HttpClient;
-use crate::history::Function;
+use crate::{client::HttpClient, history::Function};
 use chance::Dice;
 
 /// Groups in use at the same time.

@@ -12,8 +12,7 @@ use serde_json::{Value, json};
 
 use super::answer::{self, Completion};
 use super::{Start, Workload, body, snapshot};
-use crate::client::HttpClient;
-use crate::history::Function;
+use crate::{client::HttpClient, history::Function};
 use chance::Dice;
 
 /// Jobs that are scaled and stopped.

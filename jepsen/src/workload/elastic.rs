@@ -12,9 +12,11 @@ use serde_json::{Value, json};
 
 use super::answer::{self, Completion};
 use super::{Start, Workload, body, snapshot};
-use crate::client::{HttpClient, Reply};
-use crate::history::Function;
-use crate::machines::{Machines, PROVIDER, rows};
+use crate::{
+    client::{HttpClient, Reply},
+    history::Function,
+    machines::{Machines, PROVIDER, rows},
+};
 use chance::Dice;
 
 /// The pool's name.

@@ -13,8 +13,10 @@ use serde_json::{Value, json};
 
 use super::answer::{self, Completion};
 use super::{KeyPool, Start, Workload, body};
-use crate::client::{HttpClient, Reply};
-use crate::history::{Function, Kind};
+use crate::{
+    client::{HttpClient, Reply},
+    history::{Function, Kind},
+};
 use chance::Dice;
 
 /// Jobs in use at the same time.

@@ -29,10 +29,12 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::client::HttpClient;
-use crate::history::{Function, Kind, Op, Process, Recorder};
-use crate::machines::Machines;
-use crate::system::System;
+use crate::{
+    client::HttpClient,
+    history::{Function, Kind, Op, Process, Recorder},
+    machines::Machines,
+    system::System,
+};
 use answer::Completion;
 use chance::Dice;
 

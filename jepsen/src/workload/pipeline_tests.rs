@@ -9,13 +9,15 @@ use std::collections::BTreeSet;
 
 use super::fake_server::{Bug, FakeServer};
 use super::*;
-use crate::checker::Verdict;
-use crate::checker::judgement::Judgement;
-use crate::checker::{
-    allocations, capacity, elastic, evaluations, final_workload, job_versions, linearizable,
-    list_append, set_full, stats, watch,
+use crate::{
+    checker::Verdict,
+    checker::judgement::Judgement,
+    checker::{
+        allocations, capacity, elastic, evaluations, final_workload, job_versions, linearizable,
+        list_append, set_full, stats, watch,
+    },
+    store::Readiness,
 };
-use crate::store::Readiness;
 
 /// How often a bug must have made a difference.
 const STRIKES: u64 = 20;

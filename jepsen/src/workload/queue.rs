@@ -11,8 +11,10 @@ use serde_json::{Value, json};
 
 use super::answer::{self, Completion};
 use super::{Start, Workload, body};
-use crate::client::{HttpClient, Reply};
-use crate::history::Function;
+use crate::{
+    client::{HttpClient, Reply},
+    history::Function,
+};
 use chance::Dice;
 
 /// What an evaluation is triggered by when a client asks for it.

@@ -13,9 +13,11 @@ use serde_json::{Value, json};
 
 use super::answer::{self, Completion};
 use super::{KeyPool, Load, ReadMode, Start, Workload, body, etcd};
-use crate::client::{HttpClient, Reply};
-use crate::history::Function;
-use crate::system::System;
+use crate::{
+    client::{HttpClient, Reply},
+    history::Function,
+    system::System,
+};
 use chance::Dice;
 
 /// Keys in use at the same time.

@@ -10,8 +10,7 @@ use serde_json::json;
 
 use super::answer::{self, Completion};
 use super::{KeyPool, ReadMode, Start, Workload, body};
-use crate::client::HttpClient;
-use crate::history::Function;
+use crate::{client::HttpClient, history::Function};
 use chance::Dice;
 
 /// Rows of a page, and pages of a list at most.

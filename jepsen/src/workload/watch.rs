@@ -18,8 +18,10 @@ use serde_json::{Value, json};
 
 use super::answer::{self, Completion};
 use super::{Clients, Drive, Identity, KeyPool, Start, Workload, body, nap};
-use crate::client::{Headers, HttpClient, Reply};
-use crate::history::{Function, Kind};
+use crate::{
+    client::{Headers, HttpClient, Reply},
+    history::{Function, Kind},
+};
 use chance::Dice;
 
 /// Groups in use at the same time.

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use fsm::{Index, State, digest::Digest, table::ChangeSet};
-use quorate::storage::shadow::Loaded;
+use raft::storage::shadow::Loaded;
 
 use super::{Broken, Remains};
 use crate::{

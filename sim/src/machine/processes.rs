@@ -6,12 +6,6 @@ use std::{
     time::Duration,
 };
 
-use quorate::{
-    agent::{Process, ProcessTable, RunId},
-    clock::Clock,
-    rt::Instant,
-};
-
 use super::{lock, told::Told};
 use crate::{
     coverage,
@@ -19,7 +13,9 @@ use crate::{
     trace, verdict,
     world::World,
 };
+use agent::{Process, ProcessTable, RunId};
 use chance::Dice;
+use ground::{clock::Clock, rt::Instant};
 
 /// What runs on a machine.
 pub(super) struct Processes {
@@ -176,8 +172,8 @@ pub(super) mod tests {
         AllocationId, JobKind,
         testing::{self, Driver},
     };
+    use ground::rt;
     use proto::v1 as pb;
-    use quorate::rt;
 
     use super::{super::told::STOPS_WITHIN, *};
     use crate::swarm::Swarm;

@@ -9,13 +9,11 @@ use std::{
 use bytes::Bytes;
 use fsm::AllocationId;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::BoxStream};
+use ground::rt::Instant;
 use prost::Message;
 use proto::v1 as pb;
-use quorate::{
-    rpc::transport::{Lane, ReplyStream, Transport},
-    rt::Instant,
-};
 use tonic::Status;
+use wire::rpc::transport::{Lane, ReplyStream, Transport};
 
 use super::lock;
 use crate::{

@@ -5,14 +5,6 @@
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use fsm::Index;
-use quorate::{
-    disk::{
-        Disk,
-        fault::{ErrorRates, FaultDisk},
-    },
-    rt,
-    storage::wal::Wal,
-};
 
 use super::{Crash, Slot, State, World, address, name};
 use crate::{
@@ -24,6 +16,14 @@ use crate::{
     trace, verdict,
 };
 use chance::Dice;
+use ground::{
+    disk::{
+        Disk,
+        fault::{ErrorRates, FaultDisk},
+    },
+    rt,
+};
+use raft::storage::wal::Wal;
 
 /// Of so many answers to an append one is looked for on the disk of whoever gave it.
 const PROMISE_EVERY: u64 = 64;
@@ -199,7 +199,7 @@ impl World {
 
     /// What a server would send to one that lacks what is no longer in its log has to go as far as that.
     pub(crate) async fn note_snapshot(&self, server: usize) {
-        let work = |core: Arc<quorate::server::Core>| async move {
+        let work = |core: Arc<server::Core>| async move {
             (core.log_first(), core.snapshot_index().await)
         };
         match self.inside(server, work).await {

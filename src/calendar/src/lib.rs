@@ -3,6 +3,8 @@
 //! Pure: it reads no clock and knows no time zone. Unix time has no leap seconds, so a day has
 //! 86,400 seconds here too. Dates before 1970 are negative and are handled like all others.
 
+pub mod duration;
+
 use std::time::Duration;
 
 const DAY_SECONDS: i64 = 86_400;
@@ -149,34 +151,8 @@ pub fn go_duration(ms: u64) -> String {
 
 /// A Go duration without a sign: `300ms`, `1.5h`, `2h45m`, `0`.
 pub fn parse_go_duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    if text.is_empty() || text.len() > 64 {
-        return None;
-    }
-    let mut rest = text;
-    let mut total = Duration::ZERO;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let (number, tail) = rest.split_at(digits);
-        let unit_end = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
-        let (unit, tail) = tail.split_at(unit_end);
-        let seconds = match unit {
-            "ns" => 1e-9,
-            "us" | "µs" | "μs" => 1e-6,
-            "ms" => 1e-3,
-            "s" => 1.0,
-            "m" => 60.0,
-            "h" => 3_600.0,
-            _ => return None,
-        };
-        let number: f64 = number.parse().ok()?;
-        let part = Duration::try_from_secs_f64(number * seconds).ok()?;
-        total = total.checked_add(part)?;
-        rest = tail;
-    }
-    Some(total)
+    let nanoseconds = duration::parse(text).ok().filter(|_| !text.starts_with(['+', '-']))?;
+    u64::try_from(nanoseconds).ok().map(Duration::from_nanos)
 }
 
 #[cfg(test)]

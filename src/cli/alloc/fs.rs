@@ -5,9 +5,11 @@ use clap::Args;
 use serde_json::Value;
 
 use super::tail::{EndFlags, RemoteText};
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::output::{readable_bytes, table};
-use crate::cli::view::{Fields, rows};
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::output::{readable_bytes, table},
+    cli::view::{Fields, rows},
+};
 
 pub(super) const EXAMPLES: &str = "Examples:
   quorate alloc fs 5b98a6ea                              the folders of an allocation

@@ -7,8 +7,10 @@ use clap::Args;
 use serde_json::Value;
 
 use super::tail::{EndFlags, RemoteText};
-use crate::cli::context::{Context, Outcome};
-use crate::cli::view::Fields;
+use crate::{
+    cli::context::{Context, Outcome},
+    cli::view::Fields,
+};
 
 pub(super) const EXAMPLES: &str = "Examples:
   quorate alloc logs 5b98a6ea                  all of the only task's standard output

@@ -6,6 +6,7 @@ mod orders;
 mod tail;
 
 use clap::{Args, Subcommand};
+use http_api::percent::encode;
 use serde_json::{Value, json};
 
 use super::context::{Context, Exit, Outcome};
@@ -13,7 +14,6 @@ use super::monitor::{self, event_text};
 use super::output::{Style, fields, pairs, table};
 use super::view::{Fields, rows};
 use super::{placement, resolve, stats, time};
-use crate::percent::encode;
 
 pub(crate) use fs::FsArgs;
 pub(crate) use logs::LogsArgs;

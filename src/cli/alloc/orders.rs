@@ -4,8 +4,10 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::view::Fields;
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::view::Fields,
+};
 
 pub(super) const EXAMPLES: &str = "Examples:
   quorate alloc restart 5b98a6ea            all tasks that run

@@ -3,8 +3,10 @@
 
 use serde_json::Value;
 
-use crate::cli::table::{GREEN, RED, RESET, YELLOW, escaped};
-use crate::cli::view::{Fields, texts};
+use crate::{
+    cli::table::{GREEN, RED, RESET, YELLOW, escaped},
+    cli::view::{Fields, texts},
+};
 
 /// How a diff is written.
 #[derive(Debug, Clone, Copy)]

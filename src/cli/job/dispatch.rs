@@ -2,20 +2,22 @@
 //!
 //! Sends a dispatch once: a retry by hand needs `-idempotency-token`.
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use std::io::Read;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use http_api::percent::encode;
 use serde_json::{Map, Value, json};
 
-use crate::base64;
-use crate::cli::client::ClientError;
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::monitor::{Lines, Monitor};
-use crate::cli::output::Style;
-use crate::cli::resolve;
-use crate::cli::view::{Fields, into_rows};
-use crate::percent::encode;
+use crate::{
+    cli::client::ClientError,
+    cli::context::{Context, Exit, Outcome},
+    cli::monitor::{Lines, Monitor},
+    cli::output::Style,
+    cli::resolve,
+    cli::view::{Fields, into_rows},
+};
 
 /// More is refused by the servers: no more is read.
 const PAYLOAD_BYTES_READ_MAX: u64 = 1 << 20;
@@ -156,7 +158,7 @@ fn body(arguments: &DispatchArgs) -> anyhow::Result<Value> {
     }
     let payload = arguments.input.as_deref().map(read).transpose()?.unwrap_or_default();
     Ok(json!({
-        "Payload": if payload.is_empty() { Value::Null } else { base64::encode(&payload).into() },
+        "Payload": if payload.is_empty() { Value::Null } else { BASE64_STANDARD.encode(&payload).into() },
         "Meta": meta,
         "IdPrefixTemplate": arguments.id_prefix_template.as_deref().unwrap_or(""),
         "Priority": arguments.priority.unwrap_or(0),

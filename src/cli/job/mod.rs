@@ -18,6 +18,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
+use http_api::percent::encode;
+use jobspec::{self, Diagnostics, Severity};
 use serde_json::{Value, json};
 
 use super::client::ClientError;
@@ -28,8 +30,6 @@ use super::monitor;
 use super::output::Style;
 use super::resolve;
 use super::view::Fields;
-use crate::jobspec::{self, Diagnostics, Severity};
-use crate::percent::encode;
 
 pub(crate) use plan::PlanArgs;
 pub(crate) use run::{RunArgs, register};

@@ -1,13 +1,15 @@
 //! `quorate job periodic force`, and when a periodic job starts next.
 
 use clap::{Args, Subcommand};
+use http_api::percent::encode;
 use serde_json::{Value, json};
 
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::output::Style;
-use crate::cli::view::Fields;
-use crate::cli::{monitor, resolve, time};
-use crate::percent::encode;
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::output::Style,
+    cli::view::Fields,
+    cli::{monitor, resolve, time},
+};
 
 const NANOSECONDS: i64 = 1_000_000_000;
 

@@ -1,6 +1,7 @@
 //! `quorate job plan`: what running a job file would change. Must never write.
 
 use clap::Args;
+use http_api::percent::encode;
 use serde_json::{Value, json};
 
 use super::{
@@ -8,12 +9,13 @@ use super::{
     diff::{self, DiffStyle},
     print_warnings,
 };
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::output::{short_id, table};
-use crate::cli::placement;
-use crate::cli::time;
-use crate::cli::view::Fields;
-use crate::percent::encode;
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::output::{short_id, table},
+    cli::placement,
+    cli::time,
+    cli::view::Fields,
+};
 
 pub(super) const EXAMPLES: &str = "Examples:
   quorate job plan web.hcl              what would change, and what would be placed

@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueEnum};
+use http_api::percent::encode;
 use serde_json::{Value, json};
 
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::monitor::Lines;
-use crate::cli::output::short_id;
-use crate::cli::view::{Fields, into_rows};
-use crate::cli::{resolve, time};
-use crate::percent::encode;
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::monitor::Lines,
+    cli::output::short_id,
+    cli::view::{Fields, into_rows},
+    cli::{resolve, time},
+};
 
 pub(super) const EXAMPLES: &str = "Examples:
   quorate job restart web                              one instance after the other

@@ -6,10 +6,12 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::{JobFile, periodic, print_warnings};
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::monitor::{self, Monitor};
-use crate::cli::output::Style;
-use crate::cli::view::Fields;
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::monitor::{self, Monitor},
+    cli::output::Style,
+    cli::view::Fields,
+};
 
 pub(super) const EXAMPLES: &str = "Examples:
   quorate job run web.hcl                        register and follow until it runs

@@ -2,13 +2,15 @@
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use http_api::percent::encode;
 use serde_json::{Value, json};
 
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::output::{Style, table};
-use crate::cli::view::Fields;
-use crate::cli::{monitor, resolve, time};
-use crate::percent::encode;
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::output::{Style, table},
+    cli::view::Fields,
+    cli::{monitor, resolve, time},
+};
 
 /// What an event says it was made by.
 const MESSAGE: &str = "submitted using the Quorate CLI";

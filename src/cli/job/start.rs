@@ -2,13 +2,15 @@
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use http_api::percent::encode;
 use serde_json::json;
 
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::output::Style;
-use crate::cli::view::Fields;
-use crate::cli::{monitor, resolve};
-use crate::percent::encode;
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::output::Style,
+    cli::view::Fields,
+    cli::{monitor, resolve},
+};
 
 /// Flags of `job start`.
 #[derive(Debug, Args)]

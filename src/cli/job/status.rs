@@ -1,15 +1,18 @@
 //! `quorate job status`: the list, and one job with its allocations and what keeps it from running.
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use clap::Args;
+use http_api::percent::encode;
 use serde_json::Value;
 
 use super::periodic;
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::deployment::groups;
-use crate::cli::output::{Style, pairs, table};
-use crate::cli::view::{Fields, into_rows, rows, texts};
-use crate::cli::{placement, resolve, time};
-use crate::percent::encode;
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::deployment::groups,
+    cli::output::{Style, pairs, table},
+    cli::view::{Fields, into_rows, rows, texts},
+    cli::{placement, resolve, time},
+};
 
 /// Flags of `job status`.
 #[derive(Debug, Args)]
@@ -331,7 +334,7 @@ fn overview(job: &Value, now: i64) -> String {
         lines.push(("Parent", job.shown("ParentID")));
     }
     if !job.text("Payload").is_empty() {
-        let bytes = crate::base64::decode(job.text("Payload")).map_or(0, |payload| payload.len());
+        let bytes = BASE64_STANDARD.decode(job.text("Payload")).map_or(0, |payload| payload.len());
         lines.push(("Payload", format!("{bytes} bytes")));
     }
     pairs(&lines)

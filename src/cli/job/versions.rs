@@ -2,14 +2,16 @@
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
+use http_api::percent::encode;
 use serde_json::{Value, json};
 
 use super::diff::{self, DiffStyle};
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::output::{Style, pairs};
-use crate::cli::view::Fields;
-use crate::cli::{monitor, resolve, time};
-use crate::percent::encode;
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::output::{Style, pairs},
+    cli::view::Fields,
+    cli::{monitor, resolve, time},
+};
 
 /// Flags of `job history`.
 #[derive(Debug, Args)]

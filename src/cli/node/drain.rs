@@ -10,10 +10,12 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::service;
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::named::meta_of;
-use crate::cli::view::{Fields, into_rows};
-use crate::cli::{monitor, output, resolve, time};
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::named::meta_of,
+    cli::view::{Fields, into_rows},
+    cli::{monitor, output, resolve, time},
+};
 
 /// Deadline without flags, as in Nomad.
 const DEADLINE_DEFAULT: Duration = Duration::from_hours(1);

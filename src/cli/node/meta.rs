@@ -6,10 +6,12 @@ use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::output::{Style, pairs};
-use crate::cli::resolve;
-use crate::cli::view::Fields;
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::output::{Style, pairs},
+    cli::resolve,
+    cli::view::Fields,
+};
 
 const PATH: &str = "/v1/client/metadata";
 

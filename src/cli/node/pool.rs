@@ -1,10 +1,12 @@
 //! `quorate node pool …`: names for sets of nodes. (Pools of machines that come and go are `quorate pool`.)
 
 use clap::Subcommand;
+use jobspec::Named;
 
-use crate::cli::context::{Context, Outcome};
-use crate::cli::named::{ApplyArgs, Kind, ListArgs, MembersArgs, NameArgs, print_rows};
-use crate::jobspec::Named;
+use crate::{
+    cli::context::{Context, Outcome},
+    cli::named::{ApplyArgs, Kind, ListArgs, MembersArgs, NameArgs, print_rows},
+};
 
 const NODE_POOL: Kind = Kind {
     noun: "node pool",

@@ -9,10 +9,12 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::meta;
-use crate::cli::context::{Context, Exit, Outcome};
-use crate::cli::output::{Style, table};
-use crate::cli::view::{Fields, rows};
-use crate::cli::{monitor, resolve, time};
+use crate::{
+    cli::context::{Context, Exit, Outcome},
+    cli::output::{Style, table},
+    cli::view::{Fields, rows},
+    cli::{monitor, resolve, time},
+};
 
 /// Flags of `node suspend`.
 #[derive(Debug, Args)]

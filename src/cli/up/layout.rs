@@ -18,12 +18,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, bail};
+use ground::address::Address;
 use launch::Identity;
 use serde_json::{Value, json};
 
 use super::refuse;
-use crate::cli::view::{Fields, rows};
-use crate::config::{Address, AgentConfig, Flag, ServerConfig, Sources};
+use crate::{
+    cli::view::{Fields, rows},
+    config::{AgentConfig, Flag, ServerConfig, Sources},
+};
 
 const THREE: &[(&str, &str)] = &[
     ("server-1", include_str!("../../../cluster-configs/three/server-1.toml")),

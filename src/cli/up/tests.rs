@@ -15,11 +15,13 @@ use serde_json::json;
 use super::Up;
 use super::children::{Children, Death, Launch};
 use super::layout::{Layout, ProcessRecord, Role, write_processes};
-use crate::cli::client::{ADDRESS_DEFAULT, Target};
-use crate::cli::context::{Context, Exit};
-use crate::cli::job::JobFile;
-use crate::cli::output::Output;
-use crate::cli::tests::{Canned, Server};
+use crate::{
+    cli::client::{ADDRESS_DEFAULT, Target},
+    cli::context::{Context, Exit},
+    cli::job::JobFile,
+    cli::output::Output,
+    cli::tests::{Canned, Server},
+};
 
 const PATIENCE: Duration = Duration::from_mins(1);
 const IN_USE: &str = "is in use by another `quorate up`";

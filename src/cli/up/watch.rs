@@ -12,11 +12,13 @@ use serde_json::Value;
 
 use super::children::Children;
 use super::layout::{Layout, Member, Role};
-use crate::cli::alloc::port_list;
-use crate::cli::client::{Client, ClientError, Target};
-use crate::cli::context::Context;
-use crate::cli::output::{short_id, table};
-use crate::cli::view::{Fields, into_rows, rows};
+use crate::{
+    cli::alloc::port_list,
+    cli::client::{Client, ClientError, Target},
+    cli::context::Context,
+    cli::output::{short_id, table},
+    cli::view::{Fields, into_rows, rows},
+};
 
 /// Allocations drawn; a block higher than the terminal cannot be drawn anew.
 const ALLOCATIONS_SHOWN: usize = 10;

@@ -9,9 +9,10 @@ use std::{
     time::Duration,
 };
 
+use ground::rt;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use crate::{provider::without_settings, rt};
+use crate::provider::without_settings;
 
 /// How long a program may take to end after SIGTERM.
 const END_GRACE: Duration = Duration::from_secs(3);

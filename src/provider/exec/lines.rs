@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
+use ground::rt::Instant;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
-
-use crate::rt::Instant;
 
 /// Longest line of a call, bytes without its end.
 pub(super) const CALL_BYTES_MAX: usize = 1 << 20;

@@ -17,6 +17,7 @@ use std::{
 
 use elastic::call::{Answer, ErrorClass, Operation, ProviderError};
 use fsm::Text;
+use ground::rt::{self, Instant, JoinHandle, locked, mpsc, oneshot, watch};
 use tokio::{
     io::{AsyncWriteExt as _, BufReader},
     process::{ChildStderr, ChildStdin, ChildStdout},
@@ -25,12 +26,9 @@ use tokio::{
 use super::{
     child::OwnChild,
     lines::{self, CALL_BYTES_MAX, LINE_BYTES_MAX, NoLine},
-    wire,
+    protocol,
 };
-use crate::{
-    provider::{Context, throttle::locked},
-    rt::{self, Instant, JoinHandle, mpsc, oneshot, watch},
-};
+use crate::provider::Context;
 
 /// How long a program may take to say hello.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
@@ -97,12 +95,12 @@ struct Shared {
 struct Calls {
     last_id: u64,
     /// Calls that wait, by id. Invariant: empty once `ended` is set.
-    waiting: BTreeMap<u64, oneshot::Sender<wire::Outcome>>,
+    waiting: BTreeMap<u64, oneshot::Sender<protocol::Outcome>>,
     ended: Option<Ended>,
     /// Ids of replies that nobody waited for, the first of them.
     strays: Vec<u64>,
     /// What it does beside the protocol.
-    habits: BTreeSet<wire::Habit>,
+    habits: BTreeSet<protocol::Habit>,
 }
 
 /// A program that was started. Dropping it ends the program.
@@ -160,7 +158,7 @@ impl Program {
         let (id, reply) = self.shared.expect_reply()?;
         let _forgets = Forgets { shared: &self.shared, id };
         let time_left = context.time_left.saturating_sub(began.elapsed());
-        let line = wire::request(id, operation, &Context { time_left, ..context.clone() });
+        let line = protocol::request(id, operation, &Context { time_left, ..context.clone() });
         if line.len() > CALL_BYTES_MAX {
             let text = format!("the request has more than {CALL_BYTES_MAX} bytes");
             return Err(ProviderError::new(ErrorClass::Fatal, &text));
@@ -168,7 +166,7 @@ impl Program {
         // Whatever keeps the line from being sent ends the program, and so the wait for the reply.
         drop(self.lines.send(line).await);
         match reply.await {
-            Ok(outcome) => wire::answer(operation, outcome),
+            Ok(outcome) => protocol::answer(operation, outcome),
             Err(_) => Err(self.ended().map_or_else(
                 || ProviderError::new(ErrorClass::Transient, "the program is gone"),
                 |ended| ended.error(),
@@ -205,7 +203,7 @@ impl Program {
 }
 
 impl Shared {
-    fn expect_reply(&self) -> Result<(u64, oneshot::Receiver<wire::Outcome>), ProviderError> {
+    fn expect_reply(&self) -> Result<(u64, oneshot::Receiver<protocol::Outcome>), ProviderError> {
         let mut calls = locked(&self.calls);
         if let Some(ended) = &calls.ended {
             return Err(ended.error());
@@ -220,7 +218,7 @@ impl Shared {
         Ok((id, receiver))
     }
 
-    fn take_reply(&self, id: u64, outcome: wire::Outcome) {
+    fn take_reply(&self, id: u64, outcome: protocol::Outcome) {
         let mut calls = locked(&self.calls);
         if let Some(waiting) = calls.waiting.remove(&id) {
             // Nobody is left to hear it.
@@ -230,7 +228,7 @@ impl Shared {
         }
     }
 
-    fn note(&self, habits: impl IntoIterator<Item = wire::Habit>) {
+    fn note(&self, habits: impl IntoIterator<Item = protocol::Habit>) {
         locked(&self.calls).habits.extend(habits);
     }
 
@@ -303,7 +301,7 @@ async fn read(stdout: ChildStdout, shared: &Shared) -> (EndKind, String) {
     };
     let hello = first
         .map_err(no_line)
-        .and_then(|line| wire::hello(&line).map_err(|why| (EndKind::Hello, why)));
+        .and_then(|line| protocol::hello(&line).map_err(|why| (EndKind::Hello, why)));
     match hello {
         Ok(name) => shared.phase.send_replace(Phase::Ready(name)),
         Err(end) => return end,
@@ -313,8 +311,8 @@ async fn read(stdout: ChildStdout, shared: &Shared) -> (EndKind, String) {
             Ok(line) => line,
             Err(none) => return no_line(none),
         };
-        match wire::reply(&line) {
-            Ok(wire::Reply { id, outcome, habits }) => {
+        match protocol::reply(&line) {
+            Ok(protocol::Reply { id, outcome, habits }) => {
                 shared.note(habits);
                 shared.take_reply(id, outcome);
             }
@@ -329,10 +327,10 @@ async fn next(
     bytes_max: usize,
     shared: &Shared,
 ) -> Result<Vec<u8>, NoLine> {
-    let is_whole = |line: &[u8]| wire::reply(line).is_ok();
+    let is_whole = |line: &[u8]| protocol::reply(line).is_ok();
     let read = lines::next_object(reader, bytes_max, is_whole).await?;
-    shared.note(read.after_blank.then_some(wire::Habit::BlankLine));
-    shared.note(read.is_long.then_some(wire::Habit::SeveralLines));
+    shared.note(read.after_blank.then_some(protocol::Habit::BlankLine));
+    shared.note(read.is_long.then_some(protocol::Habit::SeveralLines));
     Ok(read.bytes)
 }
 

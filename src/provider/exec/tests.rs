@@ -256,7 +256,7 @@ fn a_create_has_a_whole_configuration_but_the_folder() {
     let tags: Tags = [("quorate-pool".into(), "gpu".into())].into();
     let create = Operation::Create(Box::new(Create { key, token, pool, kind, tags }));
     let line: serde_json::Value =
-        serde_json::from_str(&wire::request(7, &create, &context())).unwrap();
+        serde_json::from_str(&protocol::request(7, &create, &context())).unwrap();
     assert_eq!((&line["id"], &line["call"]), (&7.into(), &"create".into()));
     assert_eq!((&line["key"], &line["deadline_ms"]), (&key.to_string().into(), &120_000.into()));
     assert_eq!(line["tags"], serde_json::json!({"quorate-cluster": "c1", "quorate-pool": "gpu"}));

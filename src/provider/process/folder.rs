@@ -20,13 +20,13 @@ use std::{
 };
 
 use fsm::InstanceId;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
-
-use super::io_error;
-use crate::{
+use ground::{
     removal::remove_tree,
     rt::{self, Instant},
 };
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::io_error;
 
 /// The agent's configuration.
 pub(super) const AGENT_CONFIG: &str = "agent.toml";

@@ -7,20 +7,18 @@
 
 use std::{collections::BTreeMap, fs, io, os::unix::ffi::OsStrExt, path::Path, time::Duration};
 
+use agent::{
+    executor::process::{ProcessStat, all, kill_all, kill_leftovers},
+    run_directories,
+};
 use fsm::InstanceId;
+use ground::rt::Instant;
 use rustix::process::Signal;
 
 use super::{
     boot_id,
     folder::{AGENT_CONFIG, Directory},
     io_error,
-};
-use crate::{
-    agent::{
-        executor::process::{ProcessStat, all, kill_all, kill_leftovers},
-        run_directories,
-    },
-    rt::Instant,
 };
 
 /// The variable of a task that has the directory of its allocation.

@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, rc::Rc, sync::Arc, thread, time::Duration};
 
 use fsm::codec;
+use ground::caller::{Caller, Way};
 use launch::Port;
 use prost::Message;
 use proto::v1::{
@@ -11,20 +12,21 @@ use proto::v1::{
     scheduler_client::SchedulerClient,
 };
 use quorate::{
-    api::{Api, WorkerChange},
-    caller::{Caller, Way},
     config::ServerConfig,
     process::{Places, RunningServer},
-    rpc::{generation::Stamped, peer_line::Dial},
-    server::Core,
 };
 use serde_json::json;
+use server::Core;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tonic::{
     Code, Request,
     service::interceptor::InterceptedService,
     transport::{Channel, Endpoint},
+};
+use wire::{
+    api::{Api, WorkerChange},
+    rpc::{generation::Stamped, peer_line::Dial},
 };
 
 use super::job;

@@ -8,6 +8,8 @@
 pub(super) struct Use {
     /// The folder, single file or package.
     pub(super) folder: String,
+    /// The name below the top of a package; none of a folder of the root package.
+    pub(super) room: Option<String>,
     /// The line on which its name stands.
     pub(super) line: usize,
     /// It stands in code that is compiled for tests only.
@@ -20,16 +22,34 @@ struct Token<'a> {
     line: usize,
 }
 
+/// A folder of `src/` that is a package.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Package {
+    pub(super) folder: String,
+    /// By which others name it in paths.
+    pub(super) library: String,
+}
+
+fn package<'a>(packages: &'a [Package], library: &str) -> Option<&'a Package> {
+    packages.iter().find(|package| package.library == library)
+}
+
 /// The library's name, by which `main.rs` uses it.
 const LIBRARY: &str = "quorate";
 
 /// Every use of a folder in a file, that of its own included.
-pub(super) fn uses(path: &str, text: &str, packages: &[&str]) -> Vec<Use> {
+pub(super) fn uses(path: &str, text: &str, packages: &[Package]) -> Vec<Use> {
     let tokens = tokens(text);
     let tests = test_ranges(&tokens);
+    // A module of this file hides a package of its name.
+    let modules = tokens.windows(2).filter(|pair| pair[0].text == "mod");
+    let modules: Vec<&str> = modules.map(|pair| pair[1].text).collect();
+    let hidden = |one: &&Package| !modules.contains(&one.library.as_str());
+    let packages: Vec<Package> = packages.iter().filter(hidden).cloned().collect();
+    let packages = packages.as_slice();
     let outside = module_of(path);
     // Inside a package `crate` is that package.
-    let own = packages.iter().find(|package| path.starts_with(&format!("src/{package}/")));
+    let own = packages.iter().find(|one| path.starts_with(&format!("src/{}/", one.folder)));
     let mut inline: Vec<(&str, usize)> = Vec::new();
     let mut depth = 0_usize;
     let mut found = Vec::new();
@@ -47,7 +67,9 @@ pub(super) fn uses(path: &str, text: &str, packages: &[&str]) -> Vec<Use> {
             _ => {}
         }
         if !begins_path(&tokens, at, packages) {
-            at += 1;
+            // What stands in the braces of another crate's path is named from there.
+            let is_path = is_word(token.text) && text_at(&tokens, at + 1) == "::";
+            at = if is_path { paths_from(&tokens, at).1 } else { at + 1 };
             continue;
         }
         let in_test = tests.iter().any(|range| range.contains(&at));
@@ -56,9 +78,13 @@ pub(super) fn uses(path: &str, text: &str, packages: &[&str]) -> Vec<Use> {
             let mut module: Vec<&str> = outside.iter().map(String::as_str).collect();
             module.extend(inline.iter().map(|(name, _)| *name));
             if let Some(named) = top(&path, &module, packages) {
-                let is_in_crate = !packages.contains(&path[0].text);
-                let folder = own.filter(|_| is_in_crate).copied().unwrap_or(named.text);
-                let one = Use { folder: folder.to_owned(), line: named.line, in_test };
+                let (folder, room) = match (package(packages, path[0].text), own) {
+                    (Some(other), _) => (other.folder.as_str(), path.get(1).map(|name| name.text)),
+                    (None, Some(own)) => (own.folder.as_str(), Some(named.text)),
+                    (None, None) => (named.text, None),
+                };
+                let (folder, room) = (folder.to_owned(), room.map(str::to_owned));
+                let one = Use { folder, room, line: named.line, in_test };
                 if !found.contains(&one) {
                     found.push(one);
                 }
@@ -108,12 +134,12 @@ fn text_at<'a>(tokens: &[Token<'a>], at: usize) -> &'a str {
     tokens.get(at).map_or("", |token| token.text)
 }
 
-fn begins_path(tokens: &[Token<'_>], at: usize, packages: &[&str]) -> bool {
+fn begins_path(tokens: &[Token<'_>], at: usize, packages: &[Package]) -> bool {
     let word = text_at(tokens, at);
     let is_root = matches!(word, "crate" | "self" | "super") || word == LIBRARY;
     let goes_on = text_at(tokens, at + 1) == "::";
     let before = at.checked_sub(1).map_or("", |before| text_at(tokens, before));
-    (is_root || packages.contains(&word)) && goes_on && !matches!(before, "::" | ".")
+    (is_root || package(packages, word).is_some()) && goes_on && !matches!(before, "::" | ".")
 }
 
 /// All paths of the tree that begins here, and where it ends.
@@ -159,9 +185,9 @@ fn is_word(text: &str) -> bool {
 }
 
 /// The name in a path that stands at the top of the crate, or of a package.
-fn top<'a>(path: &[Token<'a>], module: &[&str], packages: &[&str]) -> Option<Token<'a>> {
+fn top<'a>(path: &[Token<'a>], module: &[&str], packages: &[Package]) -> Option<Token<'a>> {
     let (first, mut rest) = path.split_first()?;
-    if packages.contains(&first.text) {
+    if package(packages, first.text).is_some() {
         return Some(*first);
     }
     let mut left = match first.text {

@@ -122,7 +122,7 @@ fn a_file_that_is_declared_for_tests_only_is_a_test() {
 
 #[test]
 fn packages_and_the_library_have_arrows_too() {
-    const PACKAGES: [&str; 2] = ["fsm", "leader"];
+    let packages = ["fsm", "leader"].map(|name| package(name, name));
     let list = "```arrows\nfsm ->\nleader -> fsm\nserver -> fsm\nmain -> server\n```\n";
     let files = |leader: &'static str| {
         [
@@ -132,13 +132,55 @@ fn packages_and_the_library_have_arrows_too() {
             ("src/main.rs", "fn main() { quorate::server::run(); }"),
         ]
     };
-    says(&findings(list, &files("use fsm::State;\nuse crate::broker::Broker;"), &PACKAGES), &[]);
+    says(&findings(list, &files("use fsm::State;\nuse crate::broker::Broker;"), &packages), &[]);
     let mut files = files("use fsm::State;").to_vec();
     files.push(("src/fsm/src/state.rs", "use leader::Broker;\nuse crate::leader::X;"));
     says(
-        &findings(list, &files, &PACKAGES),
+        &findings(list, &files, &packages),
         &["src/fsm/src/state.rs:1: the arrow `fsm -> leader`"],
     );
+}
+
+fn package(folder: &str, library: &str) -> Package {
+    Package { folder: folder.to_owned(), library: library.to_owned() }
+}
+
+#[test]
+fn a_room_of_a_package_that_has_a_line_has_arrows_of_its_own() {
+    let packages = [package("raft", "raft_log"), package("server", "server")];
+    let list = "```arrows\nraft -> raft/disk\nraft/disk ->\nserver -> raft/disk\n```\n";
+    let files = |raft: &'static str, disk: &'static str, server: &'static str| {
+        [
+            ("src/raft/src/lib.rs", "mod disk;\nmod log;"),
+            ("src/raft/src/log.rs", raft),
+            ("src/raft/src/disk/file.rs", disk),
+            ("src/server/src/lib.rs", server),
+        ]
+    };
+    let kept = files("use crate::disk::File;", "use super::Other;", "use raft_log::disk::File;");
+    says(&findings(list, &kept, &packages), &[]);
+    let broken = files("use super::disk;", "use crate::log::X;", "use raft_log::{disk, log::X};");
+    says(
+        &findings(list, &broken, &packages),
+        &[
+            "src/raft/src/disk/file.rs:1: the arrow `raft/disk -> raft`",
+            "src/server/src/lib.rs:1: the arrow `server -> raft`",
+        ],
+    );
+    let gone = list.replace("raft/disk ->", "raft/disk ->\nraft/disc ->");
+    says(&findings(&gone, &kept, &packages), &["`raft/disc` is no folder"]);
+}
+
+#[test]
+fn names_of_other_crates_and_of_own_modules_are_no_packages() {
+    let packages = [package("server", "server"), package("agent", "agent")];
+    let list = "```arrows\nserver ->\nagent ->\nconfig ->\n```\n";
+    let files = [
+        ("src/server/src/lib.rs", ""),
+        ("src/agent/src/lib.rs", "use hyper::{Request, server::conn::http1};"),
+        ("src/config/mod.rs", "mod server;\npub use server::ServerConfig;"),
+    ];
+    says(&findings(list, &files, &packages), &[]);
 }
 
 #[test]

@@ -4,10 +4,7 @@
 use std::collections::BTreeSet;
 
 use fsm::{Command, Proposal, codec, state::Head, upkeep::Tick};
-use quorate::{
-    raft::{StoredMembership, applied},
-    storage::wal::EntryId,
-};
+use raft::{StoredMembership, applied, storage::wal::EntryId};
 
 use super::*;
 

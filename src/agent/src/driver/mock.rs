@@ -1,0 +1,315 @@
+//! `mock`: a run that only pretends, by timers, as scripted in its config. No process, so that one agent can hold thousands.
+//! Simulated nodes use the script without the timers here. A simulated machine has a table of processes, from which it can be seen what runs.
+
+use std::{sync::Arc, time::Duration};
+
+use fsm::AllocationId;
+use serde::Deserialize;
+
+use super::{Recovered, Room, Run, StartError, TaskContext};
+use crate::{
+    executor::Outcome,
+    task_runner::{ExitResult, Fault, code_of_signal},
+    time::wall_ms,
+};
+use calendar::duration;
+use ground::rt::{self, sleep, watch};
+
+/// One run of a task.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct RunId {
+    /// Of this allocation.
+    pub allocation: AllocationId,
+    /// Its name in the group.
+    pub task: String,
+    /// Rises with each start.
+    pub attempt: u32,
+}
+
+/// What runs on a simulated machine: as processes do, it goes on when the agent is gone, and ends with the machine.
+pub trait ProcessTable: Send + Sync + 'static {
+    /// A run begins; it ends by itself after so long, if that is given.
+    fn begins(&self, run: &RunId, lasts: Option<Duration>);
+    /// What became of a run; `None`: it never began here.
+    fn find(&self, run: &RunId) -> Option<Process>;
+    /// A run was killed.
+    fn ends(&self, run: &RunId);
+}
+
+/// One that began, whether or not it still runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Process {
+    /// Milliseconds since the Unix epoch.
+    pub began_at_ms: u64,
+    /// An agent has ended it.
+    pub killed: bool,
+}
+
+/// What a run is to look like; the fields are those of Nomad's mock driver.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Script {
+    /// How long it runs, ms; `None`: until it is killed.
+    pub(crate) run_for_ms: Option<u64>,
+    pub(crate) exit_code: i32,
+    pub(crate) exit_signal: i32,
+    pub(crate) exit_error: Option<String>,
+    pub(crate) start_error: Option<String>,
+    pub(crate) start_error_recoverable: bool,
+    /// The start fails by the node's fault, with these words.
+    pub(crate) node_failure: Option<String>,
+    /// How long starting takes, ms.
+    pub(crate) start_block_for_ms: u64,
+    /// How long it lives on after a kill, ms; SIGKILL ends it at the timeout all the same.
+    pub(crate) kill_after_ms: u64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct Config {
+    run_for: Option<DurationValue>,
+    exit_code: i32,
+    exit_signal: i32,
+    exit_err_msg: Option<String>,
+    start_error: Option<String>,
+    start_error_recoverable: bool,
+    node_failure: Option<String>,
+    start_block_for: Option<DurationValue>,
+    kill_after: Option<DurationValue>,
+}
+
+/// Go's form (`1m30s`), or nanoseconds as Nomad's JSON has it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum DurationValue {
+    Text(String),
+    Nanoseconds(u64),
+}
+
+impl Script {
+    /// Reads a config block. Without `run_for` the run lasts until it is killed.
+    pub(crate) fn parse(config_json: &str) -> Result<Self, StartError> {
+        let text = if config_json.trim().is_empty() { "{}" } else { config_json };
+        let config: Config = serde_json::from_str(text).map_err(|error| {
+            StartError::impossible(format!("bad config of driver mock: {error}"))
+        })?;
+        let duration = |value: Option<DurationValue>| value.map(|value| value.ms()).transpose();
+        Ok(Self {
+            run_for_ms: duration(config.run_for)?,
+            exit_code: config.exit_code,
+            exit_signal: config.exit_signal,
+            exit_error: config.exit_err_msg,
+            start_error: config.start_error.filter(|error| !error.is_empty()),
+            start_error_recoverable: config.start_error_recoverable,
+            node_failure: config.node_failure.filter(|error| !error.is_empty()),
+            start_block_for_ms: duration(config.start_block_for)?.unwrap_or(0),
+            kill_after_ms: duration(config.kill_after)?.unwrap_or(0),
+        })
+    }
+
+    /// Why it does not start.
+    pub(crate) fn start_failure(&self) -> Option<StartError> {
+        if let Some(message) = self.node_failure.clone() {
+            return Some(StartError { message, recoverable: true, fault: Fault::Node });
+        }
+        let (message, fault) = (self.start_error.clone()?, Fault::Task);
+        Some(StartError { message, recoverable: self.start_error_recoverable, fault })
+    }
+
+    /// How it ends by itself.
+    pub(crate) fn natural_end(&self) -> ExitResult {
+        let exit_code = match (self.exit_code, self.exit_signal) {
+            (0, signal) if signal != 0 => code_of_signal(signal),
+            (code, _) => code,
+        };
+        ExitResult {
+            exit_code,
+            signal: self.exit_signal,
+            error: self.exit_error.clone(),
+            ..ExitResult::default()
+        }
+    }
+
+    /// How it ends by a kill, and how long that takes, ms.
+    pub(crate) fn killed_end(&self, timeout_ms: u64) -> (u64, ExitResult) {
+        let signal = if self.kill_after_ms > timeout_ms { 9 } else { 2 };
+        let exit =
+            ExitResult { exit_code: code_of_signal(signal), signal, ..ExitResult::default() };
+        (self.kill_after_ms.min(timeout_ms), exit)
+    }
+}
+
+impl DurationValue {
+    fn ms(&self) -> Result<u64, StartError> {
+        match self {
+            Self::Nanoseconds(ns) => Ok(ns / 1_000_000),
+            Self::Text(text) => match duration::parse(text).map(u64::try_from) {
+                Ok(Ok(nanoseconds)) => Ok(nanoseconds / 1_000_000),
+                Ok(Err(_)) => Err(StartError::impossible(format!("`{text}` is negative"))),
+                Err(message) => Err(StartError::impossible(message)),
+            },
+        }
+    }
+}
+
+/// A pretended run.
+pub(crate) struct MockRun {
+    /// Where the machine is simulated.
+    listed: Option<(RunId, Arc<dyn ProcessTable>)>,
+    script: Script,
+    started_at_ms: u64,
+    /// The kill's timeout, once it was asked for.
+    killed: watch::Sender<Option<u64>>,
+}
+
+pub(super) async fn start(context: &TaskContext) -> Result<MockRun, StartError> {
+    let script = script(context)?;
+    sleep(Duration::from_millis(script.start_block_for_ms)).await;
+    if let Some(error) = script.start_failure() {
+        return Err(error);
+    }
+    let run = MockRun::new(context, script, wall_ms());
+    if let Some((id, processes)) = &run.listed {
+        processes.begins(id, run.script.run_for_ms.map(Duration::from_millis));
+    }
+    Ok(run)
+}
+
+fn script(context: &TaskContext) -> Result<Script, StartError> {
+    let written = &context.task().config_json;
+    if !written.contains("${") {
+        return Script::parse(written);
+    }
+    let room = &mut Room::default();
+    let names = context.names(room)?;
+    Script::parse(&context.config_json(&names, room)?)
+}
+
+/// A pretended run goes on while the agent is away, like a real one. Without a table of processes it is there if it was seen to start.
+pub(super) fn recover(
+    context: &TaskContext,
+    run_started_at_ms: u64,
+) -> Result<Recovered, StartError> {
+    let seen = Process { began_at_ms: run_started_at_ms, killed: false };
+    let found = match &context.drivers.processes {
+        Some(processes) => processes.find(&context.run_id()),
+        None => (run_started_at_ms > 0).then_some(seen),
+    };
+    let Some(found) = found else { return Ok(Recovered::Never) };
+    let run = MockRun::new(context, script(context)?, found.began_at_ms);
+    if found.killed {
+        run.kill(0);
+    }
+    Ok(Recovered::Run(Run::Mock(Arc::new(run))))
+}
+
+impl MockRun {
+    fn new(context: &TaskContext, script: Script, started_at_ms: u64) -> Self {
+        let processes = context.drivers.processes.clone();
+        let listed = processes.map(|processes| (context.run_id(), processes));
+        Self { listed, script, started_at_ms, killed: watch::Sender::new(None) }
+    }
+
+    pub(super) async fn wait(&self) -> Outcome {
+        let mut killed = self.killed.subscribe();
+        let natural = async {
+            match self.script.run_for_ms {
+                Some(run_for_ms) => {
+                    let gone_ms = wall_ms().saturating_sub(self.started_at_ms);
+                    sleep(Duration::from_millis(run_for_ms.saturating_sub(gone_ms))).await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        let kill = async {
+            // The sender lives in `self`: it cannot be gone.
+            let timeout_ms = killed.wait_for(Option::is_some).await.ok().and_then(|value| *value);
+            let (after_ms, exit) = self.script.killed_end(timeout_ms.unwrap_or(0));
+            sleep(Duration::from_millis(after_ms)).await;
+            exit
+        };
+        let result = rt::select! {
+            biased;
+            () = natural => self.script.natural_end(),
+            exit = kill => {
+                if let Some((id, processes)) = &self.listed {
+                    processes.ends(id);
+                }
+                exit
+            }
+        };
+        Outcome::Exited { result, at_ms: wall_ms() }
+    }
+
+    pub(super) fn kill(&self, timeout_ms: u64) {
+        self.killed.send_replace(Some(timeout_ms));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_script_is_read_and_nonsense_refused() {
+        let script = Script::parse(r#"{"run_for":"2s","exit_code":3,"kill_after":1000000}"#);
+        let expected =
+            Script { run_for_ms: Some(2000), exit_code: 3, kill_after_ms: 1, ..Script::default() };
+        assert_eq!(script, Ok(expected));
+        assert_eq!(Script::parse(""), Ok(Script::default()));
+        assert!(Script::parse(r#"{"run_fro":"2s"}"#).is_err());
+        assert!(Script::parse(r#"{"run_for":"soon"}"#).is_err());
+    }
+
+    #[test]
+    fn a_signal_of_any_number_ends_a_run() {
+        for (signal, code) in [(9, 137), (i32::MAX, i32::MAX), (i32::MIN, 128 + i32::MIN)] {
+            let script = Script::parse(&json!({"exit_signal": signal}).to_string());
+            let end = script.map(|script| script.natural_end());
+            assert_eq!(end.map(|end| (end.signal, end.exit_code)), Ok((signal, code)));
+        }
+    }
+
+    #[test]
+    fn a_kill_that_is_ignored_ends_with_sigkill_at_the_timeout() {
+        let stubborn = Script { kill_after_ms: 9000, ..Script::default() };
+        let (after_ms, exit) = stubborn.killed_end(5000);
+        assert_eq!((after_ms, exit.signal, exit.exit_code), (5000, 9, 137));
+        assert_eq!(Script::default().killed_end(5000).0, 0);
+    }
+
+    /// What a server takes at registration is what is read here.
+    #[test]
+    fn a_config_that_is_registered_is_one_that_is_read() {
+        for (config, is_read) in [
+            (json!({}), true),
+            (json!({"run_for": "1m30s", "kill_after": 1_000_000, "exit_signal": 9}), true),
+            (json!({"run_for": "1.5s", "start_block_for": "250ms", "exit_err_msg": "x"}), true),
+            (json!({"start_error": "x", "start_error_recoverable": true}), true),
+            (json!({"node_failure": "x", "exit_code": -1, "kill_after": ".5s"}), true),
+            (json!({"run_for": null, "exit_code": null}), true),
+            (json!({"run_for": ""}), false),
+            (json!({"run_for": "10"}), false),
+            (json!({"run_for": "-1s"}), false),
+            (json!({"run_for": -1}), false),
+            (json!({"run_for": 1.5}), false),
+            (json!({"run_for": []}), false),
+            (json!({"exit_code": "1"}), false),
+            (json!({"exit_code": 1_u64 << 33}), false),
+            (json!({"exit_err_msg": 1}), false),
+            (json!({"start_error_recoverable": "true"}), false),
+            (json!({"run_fro": "2s"}), false),
+        ] {
+            let task = json!({"Name": "t", "Driver": "mock", "Config": config});
+            let job = json!({"ID": "j", "TaskGroups": [{"Name": "g", "Tasks": [task]}]});
+            let taken = jobspec::to_spec(&job);
+            assert_eq!(taken.is_ok(), is_read, "{config}");
+            let stored = taken.map_or_else(
+                |_| config.to_string(),
+                |taken| taken.spec.groups[0].tasks[0].config_json.to_string(),
+            );
+            assert_eq!(Script::parse(&stored).is_ok(), is_read, "{config}");
+        }
+    }
+}
