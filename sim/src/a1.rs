@@ -2,6 +2,7 @@
 #![expect(clippy::print_stdout, reason = "this file is the program's output")]
 
 use std::{
+    ops::Range,
     process::ExitCode,
     sync::{
         Mutex, PoisonError,
@@ -10,8 +11,10 @@ use std::{
     time::Instant,
 };
 
-use clap::Args;
+use bpaf::Bpaf;
 use control::{Coverage, Event, Steps};
+
+use crate::flag;
 
 /// Seeds that failed and are printed; more say no more.
 const PRINTED_MAX: usize = 20;
@@ -19,39 +22,51 @@ const PRINTED_MAX: usize = 20;
 const COVERAGE_SEEDS: u64 = 500;
 
 /// What to run.
-#[derive(Args)]
+#[derive(Bpaf, Debug, PartialEq)]
+#[bpaf(ignore_rustdoc)]
 pub(crate) struct A1 {
     /// One seed: made small when it fails, and its trace is printed.
-    #[arg(long, conflicts_with_all = ["from", "to"])]
-    seed: Option<u64>,
+    #[bpaf(long, argument::<String>("SEED"), parse(flag::value("seed")), optional)]
+    pub(crate) seed: Option<u64>,
     /// Only these steps of it, such as `0-17,40`, as a failure prints them; not made smaller then.
-    #[arg(long, requires = "seed")]
-    steps: Option<Steps>,
-    /// First seed.
-    #[arg(long, default_value_t = 0)]
-    from: u64,
-    /// Seed after the last one.
-    #[arg(long, default_value_t = 2_000)]
-    to: u64,
+    #[bpaf(long, argument::<String>("STEPS"), parse(flag::value("steps")), optional)]
+    pub(crate) steps: Option<Steps>,
+    /// First seed [default: 0].
+    #[bpaf(long, argument::<String>("SEED"), parse(flag::value("from")), optional)]
+    pub(crate) from: Option<u64>,
+    /// Seed after the last one [default: 2000].
+    #[bpaf(long, argument::<String>("SEED"), parse(flag::value("to")), optional)]
+    pub(crate) to: Option<u64>,
     /// Seeds that run at a time.
-    #[arg(short, long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
-    jobs: u8,
+    #[bpaf(short, long, argument::<String>("N"), parse(flag::within("jobs", flag::JOBS)), fallback(2), display_fallback)]
+    pub(crate) jobs: u8,
     /// A bug to plant; needs a build with `--features plant`.
-    #[arg(long)]
-    plant: Option<String>,
+    #[bpaf(long, argument("PLANT"))]
+    pub(crate) plant: Option<String>,
+}
+
+impl A1 {
+    /// Whether these flags go together.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        if self.seed.is_some() && (self.from.is_some() || self.to.is_some()) {
+            return Err("`--seed` cannot be used together with `--from` or `--to`");
+        }
+        if self.steps.is_some() && self.seed.is_none() {
+            return Err("`--steps` needs `--seed`");
+        }
+        Ok(())
+    }
 }
 
 /// Runs it. Exit 1: something was broken; 2: it did not meet what it must.
 pub(crate) fn run(arguments: &A1) -> anyhow::Result<ExitCode> {
     select(arguments.plant.as_deref())?;
-    match arguments.seed {
-        Some(seed) => Ok(one(seed, arguments.steps.as_ref())),
-        None => {
-            let A1 { from, to, .. } = arguments;
-            anyhow::ensure!(from < to, "there is no seed from {from} up to {to}");
-            Ok(many(arguments))
-        }
+    if let Some(seed) = arguments.seed {
+        return Ok(one(seed, arguments.steps.as_ref()));
     }
+    let (from, to) = (arguments.from.unwrap_or(0), arguments.to.unwrap_or(2_000));
+    anyhow::ensure!(from < to, "there is no seed from {from} up to {to}");
+    Ok(many(from..to, arguments.jobs))
 }
 
 /// Plants this bug in this process; none, if there is none.
@@ -106,15 +121,15 @@ fn one(seed: u64, steps: Option<&Steps>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn many(arguments: &A1) -> ExitCode {
+fn many(seeds: Range<u64>, jobs: u8) -> ExitCode {
     let began = Instant::now();
-    let next = AtomicU64::new(arguments.from);
+    let next = AtomicU64::new(seeds.start);
     let sum: Mutex<(Coverage, Vec<(u64, String)>)> = Mutex::default();
     let work = || {
         let (mut coverage, mut failed) = (Coverage::default(), Vec::new());
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= arguments.to {
+            if seed >= seeds.end {
                 break;
             }
             let outcome = control::run(seed, &Steps::default(), false);
@@ -126,7 +141,7 @@ fn many(arguments: &A1) -> ExitCode {
         sum.1.append(&mut failed);
     };
     std::thread::scope(|scope| {
-        for _ in 0..arguments.jobs {
+        for _ in 0..jobs {
             scope.spawn(work);
         }
     });
@@ -138,7 +153,7 @@ fn many(arguments: &A1) -> ExitCode {
     for event in Event::ALL {
         println!("{:>10}  {}", coverage.of(*event), event.text());
     }
-    let count = arguments.to.saturating_sub(arguments.from);
+    let count = seeds.end.saturating_sub(seeds.start);
     let elapsed = began.elapsed().as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
     let rate = count as f64 * 60.0 / elapsed;

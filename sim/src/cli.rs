@@ -2,6 +2,7 @@
 #![expect(clippy::print_stdout, reason = "this file is the program's output")]
 
 use std::{
+    ffi::OsString,
     io,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -9,13 +10,13 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use bpaf::{Args, Bpaf, ParseFailure};
 
 use crate::{
     a1,
     child::{Case, Origin, RESULT, Report},
     class::Class,
-    coverage, many, run, selftest, shrink,
+    coverage, flag, many, run, selftest, shrink,
     swarm::Override,
     trace,
 };
@@ -23,47 +24,51 @@ use crate::{
 /// Exit codes as those of `jepsen`: neither says anything about the servers.
 const BAD_ARGUMENTS: u8 = 254;
 const CRASHED: u8 = 255;
+/// Help and errors are wrapped at this width.
+const COLUMNS_MAX: usize = 100;
 
-#[derive(Parser)]
-#[command(about = "Simulates whole servers under virtual time, from a seed")]
-struct Arguments {
-    #[command(subcommand)]
-    command: Verb,
-}
-
-/// The plan to run.
-#[derive(Args)]
-#[group(required = true, multiple = false)]
+/// The plan to run: exactly one of the two.
+#[derive(Bpaf, Debug, PartialEq)]
+#[bpaf(ignore_rustdoc, custom_usage("(--seed=SEED | --plan=FILE)"))]
 struct Source {
     /// A seed from which it is drawn.
-    #[arg(long)]
+    #[bpaf(long, argument::<String>("SEED"), parse(flag::value("seed")), optional)]
     seed: Option<u64>,
     /// A file that holds it, as `sim plan --save` writes one.
-    #[arg(long)]
+    #[bpaf(long, argument("FILE"))]
     plan: Option<PathBuf>,
 }
 
 impl Source {
+    fn check(&self) -> Result<(), &'static str> {
+        match (&self.seed, &self.plan) {
+            (Some(_), None) | (None, Some(_)) => Ok(()),
+            (Some(_), Some(_)) => Err("`--seed` and `--plan` cannot be used together"),
+            (None, None) => Err("`--seed` or `--plan` is required"),
+        }
+    }
+
     fn with(self, change: Change) -> Case {
         let origin = match (self.plan, self.seed) {
             (Some(path), _) => Origin::File(path),
-            (None, seed) => Origin::Seed(seed.expect("one of the two is required")),
+            (None, seed) => Origin::Seed(seed.expect("`check` wants one of the two")),
         };
         Case { origin, change: change.into_override() }
     }
 }
 
 /// What is changed of a plan.
-#[derive(Args)]
+#[derive(Bpaf, Debug, PartialEq)]
+#[bpaf(ignore_rustdoc)]
 struct Change {
     /// Number of servers, 1 to 9; as planned unless given.
-    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=9))]
+    #[bpaf(long, argument::<String>("N"), parse(flag::within("servers", 1..=9)), optional)]
     servers: Option<u8>,
     /// Classes of faults that stay off, separated by commas.
-    #[arg(long, value_delimiter = ',')]
+    #[bpaf(long, argument::<String>("CLASSES"), parse(flag::list("without")), many, map(concat))]
     without: Vec<Class>,
     /// How long faults last, ms of virtual time; as planned unless given.
-    #[arg(long)]
+    #[bpaf(long, argument::<String>("MS"), parse(flag::value("safety-ms")), optional)]
     safety_ms: Option<u64>,
 }
 
@@ -73,98 +78,137 @@ impl Change {
     }
 }
 
-#[derive(Subcommand)]
+/// Simulates whole servers under virtual time, from a seed
+#[derive(Bpaf, Debug, PartialEq)]
+#[bpaf(options, generate(arguments))]
 enum Verb {
     /// Runs one plan; exit 1 when a promise is broken.
+    #[bpaf(command)]
     Run {
-        #[command(flatten)]
+        #[bpaf(external)]
         source: Source,
-        #[command(flatten)]
+        #[bpaf(external)]
         change: Change,
         /// Writes the trace to this file.
-        #[arg(long)]
+        #[bpaf(long, argument("FILE"))]
         trace: Option<PathBuf>,
         /// Writes the servers' own log to the error output, filtered like `RUST_LOG`.
-        #[arg(long)]
+        #[bpaf(long, argument("FILTER"))]
         log: Option<String>,
         /// Prints the result as a line of JSON as well.
-        #[arg(long)]
+        #[bpaf(long)]
         json: bool,
     },
     /// Prints a plan, and does not run it.
+    #[bpaf(command)]
     Plan {
-        #[command(flatten)]
+        #[bpaf(external)]
         source: Source,
-        #[command(flatten)]
+        #[bpaf(external)]
         change: Change,
         /// Writes all of it to this file, which runs the same when seeds mean something else.
-        #[arg(long)]
+        #[bpaf(long, argument("FILE"))]
         save: Option<PathBuf>,
     },
     /// Runs one plan twice and compares the traces byte for byte; exit 1 when they differ.
+    #[bpaf(command)]
     Determinism {
-        #[command(flatten)]
+        #[bpaf(external)]
         source: Source,
-        #[command(flatten)]
+        #[bpaf(external)]
         change: Change,
     },
     /// Runs the kept plans (`sim/regressions`) and the seeds from `from` up to, without, `to`; exit 1 when any fails, 2 when together they did not meet what they must.
+    #[bpaf(command)]
     Many {
         /// First seed.
-        #[arg(long, default_value_t = 0)]
+        #[bpaf(long, argument::<String>("SEED"), parse(flag::value("from")), fallback(0), display_fallback)]
         from: u64,
         /// Seed after the last one.
-        #[arg(long)]
+        #[bpaf(long, argument::<String>("SEED"), parse(flag::value("to")))]
         to: u64,
-        #[command(flatten)]
+        #[bpaf(external)]
         change: Change,
         /// Seeds that run at a time.
-        #[arg(short, long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+        #[bpaf(short, long, argument::<String>("N"), parse(flag::within("jobs", flag::JOBS)), fallback(2), display_fallback)]
         jobs: u8,
         /// Begins no other seed once one has failed.
-        #[arg(long)]
+        #[bpaf(long)]
         fail_fast: bool,
         /// Writes the summary to this file as JSON.
-        #[arg(long)]
+        #[bpaf(long, argument("FILE"))]
         json: Option<PathBuf>,
     },
     /// Finds the fewest classes of faults and the shortest time with which a plan still fails.
+    #[bpaf(command)]
     Shrink {
-        #[command(flatten)]
+        #[bpaf(external)]
         source: Source,
-        #[command(flatten)]
+        #[bpaf(external)]
         change: Change,
     },
     /// Runs schedules of the control plane alone, over a model log: much faster, no Raft.
-    A1(a1::A1),
+    #[bpaf(command)]
+    A1(#[bpaf(external(a1::a1))] a1::A1),
     /// Runs seeds with each planted bug until one fails that passes without it; exit 1 when a bug is not found. Needs a build with `--features plant`.
+    #[bpaf(command)]
     Selftest {
         /// Only these plants, separated by commas; all that the simulation is meant to find unless given.
-        #[arg(long, value_delimiter = ',')]
+        #[bpaf(long, argument::<String>("PLANTS"), parse(flag::list("plants")), many, map(concat))]
         plants: Vec<String>,
         /// Most seeds for one plant, of whole servers.
-        #[arg(long, default_value_t = 1_000)]
+        #[bpaf(long, argument::<String>("N"), parse(flag::value("seeds")), fallback(1_000), display_fallback)]
         seeds: u64,
         /// Most schedules of the control plane for one plant.
-        #[arg(long, default_value_t = 1_000)]
+        #[bpaf(long, argument::<String>("N"), parse(flag::value("schedules")), fallback(1_000), display_fallback)]
         schedules: u64,
         /// Seeds of whole servers that run at a time.
-        #[arg(short, long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+        #[bpaf(short, long, argument::<String>("N"), parse(flag::within("jobs", flag::JOBS)), fallback(2), display_fallback)]
         jobs: u8,
     },
 }
 
+impl Verb {
+    /// Whether its flags go together. bpaf has alternatives for this, but they hide a bad value: with
+    /// `--seed x --plan FILE` it takes the second alternative and calls `--seed` unexpected.
+    fn check(&self) -> Result<(), &'static str> {
+        match self {
+            Self::Run { source, .. }
+            | Self::Plan { source, .. }
+            | Self::Determinism { source, .. }
+            | Self::Shrink { source, .. } => source.check(),
+            Self::A1(arguments) => arguments.check(),
+            Self::Many { .. } | Self::Selftest { .. } => Ok(()),
+        }
+    }
+}
+
+/// A flag with a list may be given more than once.
+fn concat<T>(lists: Vec<Vec<T>>) -> Vec<T> {
+    lists.into_iter().flatten().collect()
+}
+
+/// Reads the command line, without the program's name. `help VERB` is the same as `VERB --help`.
+fn parse(mut words: Vec<OsString>) -> Result<Verb, ParseFailure> {
+    if words.first().is_some_and(|word| word == "help") {
+        words.remove(0);
+        words.push("--help".into());
+    }
+    let verb = arguments().run_inner(Args::from(&words[..]).set_name("sim"))?;
+    verb.check().map_err(|message| ParseFailure::Stderr(message.into()))?;
+    Ok(verb)
+}
+
 /// Runs the program.
 pub(crate) fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
-        Err(error) => {
-            // Fails only if nobody reads the terminal; the exit code still tells.
-            error.print().ok();
-            return exit_of(&error);
+    let verb = match parse(std::env::args_os().skip(1).collect()) {
+        Ok(verb) => verb,
+        Err(failure) => {
+            failure.print_message(COLUMNS_MAX);
+            return exit_of(&failure);
         }
     };
-    let done = match arguments.command {
+    let done = match verb {
         Verb::Run { source, change, trace, log, json } => {
             run_one(&source.with(change), trace.as_deref(), log, json)
         }
@@ -186,8 +230,11 @@ pub(crate) fn main() -> ExitCode {
 }
 
 /// How the program ends that was asked for help, or for what it does not know.
-fn exit_of(error: &clap::Error) -> ExitCode {
-    if error.use_stderr() { ExitCode::from(BAD_ARGUMENTS) } else { ExitCode::SUCCESS }
+fn exit_of(failure: &ParseFailure) -> ExitCode {
+    match failure {
+        ParseFailure::Stdout(..) | ParseFailure::Completion(_) => ExitCode::SUCCESS,
+        ParseFailure::Stderr(_) => ExitCode::from(BAD_ARGUMENTS),
+    }
 }
 
 fn exit(passed: bool) -> ExitCode {
@@ -310,17 +357,171 @@ fn compare(first: &[u8], second: &[u8]) -> bool {
 mod tests {
     use super::*;
 
+    /// What a command line gives, or the error that it prints.
+    fn parse_line(line: &str) -> Result<Verb, String> {
+        let words = line.split_whitespace().map(OsString::from).collect();
+        parse(words).map_err(|failure| match failure {
+            ParseFailure::Stderr(_) => failure.unwrap_stderr(),
+            ParseFailure::Stdout(..) | ParseFailure::Completion(_) => {
+                panic!("`{line}` is a question for help")
+            }
+        })
+    }
+
+    fn seed(seed: u64) -> Source {
+        Source { seed: Some(seed), plan: None }
+    }
+
+    fn as_planned() -> Change {
+        Change { servers: None, without: Vec::new(), safety_ms: None }
+    }
+
+    #[test]
+    fn good_command_lines() {
+        let run = |source| Verb::Run {
+            source,
+            change: as_planned(),
+            trace: None,
+            log: None,
+            json: false,
+        };
+        let changed = Change {
+            servers: Some(9),
+            without: vec![Class::Kill, Class::OneWay, Class::Pause],
+            safety_ms: Some(5_000),
+        };
+        let many = |from, to, change, jobs, fail_fast, json: Option<&str>| {
+            let json = json.map(PathBuf::from);
+            Verb::Many { from, to, change, jobs, fail_fast, json }
+        };
+        let selftest = |plants: &[&str], seeds, schedules, jobs| {
+            let plants = plants.iter().map(|plant| (*plant).to_owned()).collect();
+            Verb::Selftest { plants, seeds, schedules, jobs }
+        };
+        let table = [
+            ("run --seed 1", run(seed(1))),
+            ("run --seed=1", run(seed(1))),
+            ("run --plan kept.toml", run(Source { seed: None, plan: Some("kept.toml".into()) })),
+            // As `Case::run` starts its process.
+            (
+                "run --seed 3 --servers 9 --without kill,one-way,pause --safety-ms 5000 --json --trace 3.trace",
+                Verb::Run {
+                    source: seed(3),
+                    change: changed,
+                    trace: Some("3.trace".into()),
+                    log: None,
+                    json: true,
+                },
+            ),
+            (
+                "plan --servers 1 --without kill --seed 2 --without=pause --save kept.toml",
+                Verb::Plan {
+                    source: seed(2),
+                    change: Change {
+                        servers: Some(1),
+                        without: vec![Class::Kill, Class::Pause],
+                        safety_ms: None,
+                    },
+                    save: Some("kept.toml".into()),
+                },
+            ),
+            ("determinism --seed 1", Verb::Determinism { source: seed(1), change: as_planned() }),
+            ("shrink --seed 1", Verb::Shrink { source: seed(1), change: as_planned() }),
+            ("many --to 3", many(0, 3, as_planned(), 2, false, None)),
+            (
+                "many --from 1 --to 3 -j 64 --fail-fast --json all.json",
+                many(1, 3, as_planned(), 64, true, Some("all.json")),
+            ),
+            ("many --to 3 -j4", many(0, 3, as_planned(), 4, false, None)),
+            ("many --to 3 --jobs=4", many(0, 3, as_planned(), 4, false, None)),
+            ("selftest", selftest(&[], 1_000, 1_000, 2)),
+            (
+                "selftest --plants a,b --plants c --seeds 5 --schedules 6 -j 1",
+                selftest(&["a", "b", "c"], 5, 6, 1),
+            ),
+        ];
+        for (line, verb) in table {
+            assert_eq!(parse_line(line), Ok(verb), "{line}");
+        }
+    }
+
+    #[test]
+    fn good_command_lines_of_a1() {
+        let a1 = |seed, from, to, jobs| a1::A1 { seed, steps: None, from, to, jobs, plant: None };
+        let table = [
+            ("a1", a1(None, None, None, 2)),
+            ("a1 --to 20", a1(None, None, Some(20), 2)),
+            ("a1 --from 1 --to 20 -j 3", a1(None, Some(1), Some(20), 3)),
+            ("a1 --seed 7 -j 3", a1(Some(7), None, None, 3)),
+            ("a1 --plant x", a1::A1 { plant: Some("x".into()), ..a1(None, None, None, 2) }),
+            (
+                "a1 --seed 7 --steps 0-17,40",
+                a1::A1 { steps: "0-17,40".parse().ok(), ..a1(Some(7), None, None, 2) },
+            ),
+        ];
+        for (line, arguments) in table {
+            assert_eq!(parse_line(line), Ok(Verb::A1(arguments)), "{line}");
+        }
+    }
+
+    /// An error names what is wrong.
+    #[test]
+    fn bad_command_lines() {
+        let table = [
+            ("", "expected `COMMAND ...`"),
+            ("mnay", "no such command or positional: `mnay`, did you mean `many`?"),
+            ("bogus", "got `bogus`"),
+            ("--version", "got `--version`"),
+            ("run", "`--seed` or `--plan` is required"),
+            ("run --seed", "`--seed` requires an argument"),
+            ("run --seed one", "`one`: --seed: invalid digit"),
+            ("run --seed 18446744073709551616", "--seed: number too large"),
+            ("run --seed one --plan kept.toml", "`one`: --seed: invalid digit"),
+            ("run --seed 1 --plan", "`--plan` requires an argument"),
+            ("run --seed 1 --plan kept.toml", "`--seed` and `--plan` cannot be used together"),
+            ("run --seed 1 --seed 2", "`--seed` cannot be used multiple times"),
+            ("run --seed 1 more", "`more` is not expected"),
+            ("run --sed 1", "`--sed`, did you mean `--seed`?"),
+            ("run --seed 1 --json=true", "`true` is not expected"),
+            ("run --seed 1 --servers 0", "`0`: --servers: it must be a number from 1 to 9"),
+            ("run --seed 1 --servers 10", "`10`: --servers: it must be a number from 1 to 9"),
+            ("run --seed 1 --servers 256", "`256`: --servers: it must be a number from 1 to 9"),
+            (
+                "run --seed 1 --without kill,bogus",
+                "--without: no class of faults is called \"bogus\"",
+            ),
+            ("run --seed 1 --without kill,", "--without: no class of faults is called \"\""),
+            ("plan --seed 1 --trace x", "no such flag: `--trace`"),
+            ("many", "expected `--to=SEED`"),
+            ("many --form 1", "`--form`, did you mean `--from`?"),
+            ("many --to 3 -j", "`-j` requires an argument"),
+            ("many --to 3 -j 65", "`65`: --jobs: it must be a number from 1 to 64"),
+            ("a1 --seed x", "`x`: --seed: invalid digit"),
+            ("a1 --seed 7 --steps x", "`x`: --steps: steps are numbers and ranges"),
+            ("a1 --steps 0-3 --to 3", "`--steps` needs `--seed`"),
+            ("a1 --seed 7 --from 1", "`--seed` cannot be used together with `--from` or `--to`"),
+            ("a1 --to 1 --seed 7", "`--seed` cannot be used together with `--from` or `--to`"),
+            ("a1 --jobs 0", "`0`: --jobs: it must be a number from 1 to 64"),
+            ("selftest --seeds x", "`x`: --seeds: invalid digit"),
+        ];
+        for (line, part) in table {
+            let error = parse_line(line).expect_err(line);
+            assert!(error.contains(part), "{line}: {error}");
+        }
+    }
+
     #[test]
     fn bad_arguments_have_an_exit_code_of_their_own() {
-        let code = |arguments: &[&str]| {
-            Arguments::try_parse_from(arguments).err().map(|error| exit_of(&error))
+        let code = |line: &str| {
+            let words = line.split_whitespace().map(OsString::from).collect();
+            parse(words).err().map(|failure| exit_of(&failure))
         };
-        assert_eq!(code(&["sim", "many", "--form", "1"]), Some(ExitCode::from(254)));
-        assert_eq!(code(&["sim", "plan", "--seed", "one"]), Some(ExitCode::from(254)));
-        assert_eq!(code(&["sim", "--help"]), Some(ExitCode::SUCCESS));
-        assert_eq!(code(&["sim", "plan", "--seed", "1"]), None);
-        assert_eq!(code(&["sim", "plan"]), Some(ExitCode::from(254)));
-        let two = ["sim", "plan", "--seed", "1", "--plan", "kept.toml"];
-        assert_eq!(code(&two), Some(ExitCode::from(254)));
+        for line in ["", "bogus", "many --form 1", "plan", "plan --seed one", "a1 --steps 1"] {
+            assert_eq!(code(line), Some(ExitCode::from(254)), "{line}");
+        }
+        for line in ["--help", "-h", "help", "help many", "many --help", "many --to 3 -h"] {
+            assert_eq!(code(line), Some(ExitCode::SUCCESS), "{line}");
+        }
+        assert_eq!(code("plan --seed 1"), None);
     }
 }

@@ -29,6 +29,7 @@ mod cli;
 mod client;
 mod clocks;
 mod coverage;
+mod flag;
 mod invariants;
 mod jobs;
 mod lag;
