@@ -7,9 +7,27 @@
 
 use serde::Deserialize;
 
-/// The generation of this binary. Raise it with any change of bytes that another binary may read;
-/// nothing is converted.
-pub const GENERATION: u16 = 10;
+/// The generation of this binary: the number in the first line of `golden/frames.txt`. The test that
+/// pins the bytes of every row, command and reply there raises it when they change. Other bytes that
+/// outlive a process (log segments, the agent's files, messages) raise it by hand. Nothing is
+/// converted.
+pub const GENERATION: u16 = first_number(include_bytes!("../golden/frames.txt"));
+
+/// The number after the first space of a text.
+const fn first_number(text: &[u8]) -> u16 {
+    let (mut rest, mut number, mut is_in_word) = (text, 0, true);
+    while let [byte, more @ ..] = rest {
+        match (*byte, is_in_word) {
+            (b' ', true) => is_in_word = false,
+            (b'0'..=b'9', false) => number = number * 10 + (*byte - b'0') as u16,
+            (_, true) => {}
+            (_, false) => break,
+        }
+        rest = more;
+    }
+    assert!(number > 0, "golden/frames.txt begins with `generation` and its number");
+    number
+}
 
 /// What to do about a server's data of another generation.
 pub const WHAT_TO_DO: &str =

@@ -7,13 +7,4 @@ mod transitions;
 #[cfg(test)]
 mod tests;
 
-pub use self::{
-    commands::{
-        AllocationCommand, ClientUpdate, ExpireRuns, NodeReport, Replacement, StopAllocation,
-        UpdateAllocations,
-    },
-    row::{
-        Allocation, ClientStatus, DesiredStatus, DesiredTransition, ENDED_BY_REQUEST, LiveName,
-        NameScope, RUN_TIME_OVER, RescheduleEvent, TaskEvent, TaskState,
-    },
-};
+pub use self::{commands::*, row::*};

@@ -21,14 +21,8 @@ mod rules;
 mod tests;
 mod transitions;
 
-pub use commands::{
-    CapacityCommand, DecideCapacity, DecidedCapacity, ExpireRequirements, MoveMembers,
-    Requirements, SetRequirements,
-};
+pub use commands::*;
 pub(crate) use members::Strength;
 pub use peaks::Peaks;
-pub use row::{
-    Asked, BusyRule, CapacityDecision, CapacityGroup, CapacitySource, CapacityTarget, Dimension,
-    Expiry, Member, MemberDrain, Pace, Prediction,
-};
+pub use row::*;
 pub use rules::MemberPhase;

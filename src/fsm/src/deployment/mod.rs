@@ -19,13 +19,4 @@ mod transitions;
 mod tests;
 
 pub(crate) use self::counts::Touched;
-pub use self::{
-    commands::{
-        DeploymentCommand, ExpireDeployments, FailDeployment, PauseDeployment, PromoteDeployment,
-        SetAllocationHealth,
-    },
-    row::{
-        AllocationDeployment, AllocationHealth, Deployment, DeploymentGoal, DeploymentGroup,
-        DeploymentStatus, NewDeployment, text,
-    },
-};
+pub use self::{commands::*, row::*};

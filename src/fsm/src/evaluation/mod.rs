@@ -8,7 +8,4 @@ mod transitions;
 mod tests;
 
 pub(crate) use self::transitions::Blocked;
-pub use self::{
-    commands::{DeleteEvaluations, EvaluationCommand, EvaluationUpdate, UpdateEvaluations},
-    row::{Evaluation, EvaluationStatus, GroupAnnotation, Metrics, NodeScore, Trigger},
-};
+pub use self::{commands::*, row::*};

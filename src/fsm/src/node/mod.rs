@@ -16,20 +16,7 @@ mod transitions;
 mod tests;
 
 pub use self::{
-    census::Census,
-    change::NodeChange,
-    commands::{
-        AdvanceDrains, EndMassLoss, EndSuspensions, EvaluateNode, InstanceProof, LivenessChange,
-        NodeCommand, NodeLiveness, NodeReadiness, NodeShortage, ReapNode, RegisterNode, SetDrain,
-        SetEligibility, SuspendLateNodes, SuspendNode, UnsuspendNode,
-    },
-    occupancy::Occupancy,
-    row::{
-        AgentStart, CapacityGain, CheckResult, Drain, DrainStatus, Driver, Eligibility, GainKey,
-        Health, LastDrain, Liveness, MassLoss, MassLossEnd, Node, NodeDescription, NodeEvent,
-        NodeFailure, NodeInstance, NodeResources, OfflineNode, Readiness, SetAside, Shortage,
-        SuspendReason, Suspension, Tombstone, glob,
-    },
+    census::Census, change::NodeChange, commands::*, occupancy::Occupancy, row::*,
     rules::computed_class,
 };
 pub(crate) use health::clip;

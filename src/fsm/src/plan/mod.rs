@@ -14,7 +14,7 @@ mod trial;
 mod tests;
 
 pub use self::{
-    commands::{ApplyPlans, PlanCommand},
+    commands::*,
     parts::{DropReason, FollowUp, InPlace, Outcome, Placement, Plan, PlanVerdict, Stop},
     rules::{check_fit, check_placement, check_plan, is_preemptible},
     trial::{PickPorts, Trial},

@@ -10,17 +10,10 @@ mod rules;
 mod tests;
 mod transitions;
 
-pub use commands::{
-    CreateOutcome, DeleteInstancePool, DestroyOutcome, InstanceOutcome, Intent, LimitPool,
-    NoteInstance, NoteUnhelped, ObserveInstances, PauseInstancePool, PoolCommand, RequestInstances,
-    SeenMachine, SetInstanceBehavior, ShutDownInstance, UpsertInstancePool,
-};
+pub use commands::*;
 pub use history::{Backoff, BootFailure, PoolHistory};
 pub use provider::{NoteProvider, ProviderState};
-pub use row::{
-    Behavior, DeclaredNode, Instance, InstancePool, InstanceState, InstanceType, LimitClass,
-    LimitScope, Pause, ProviderLimit, ProviderList, Shutdown, ShutdownCause, Unhelped,
-};
+pub use row::*;
 pub(crate) use rules::is_name;
 pub use rules::stray_id;
 pub use transitions::BY_POOL;

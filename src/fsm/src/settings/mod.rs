@@ -4,11 +4,5 @@ mod commands;
 mod row;
 mod transitions;
 
-pub use self::{
-    commands::{
-        DeleteNamespace, DeleteNodePool, SetSchedulerConfiguration, SettingsCommand,
-        UpsertNamespace, UpsertNodePool,
-    },
-    row::{Algorithm, Namespace, NodeLife, NodePool, Preemption, SchedulerConfiguration},
-};
+pub use self::{commands::*, row::*};
 pub(crate) use transitions::check_name;

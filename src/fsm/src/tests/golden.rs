@@ -2,8 +2,8 @@
 //! rejection.
 //!
 //! `golden/frames.txt` pins the bytes, and with them the numbers of the variants. A difference
-//! means that existing data directories and logs would not load: raise `fsm::GENERATION`, by which
-//! they are refused. `UPDATE=1` rewrites the file.
+//! means that existing data directories and logs would not load. `UPDATE=1` writes the file anew, with
+//! another generation in its first line: that is `fsm::GENERATION`, by which they are refused.
 
 #![expect(clippy::disallowed_methods, reason = "tests read what is pinned")]
 
@@ -65,6 +65,7 @@ use crate::{
         SetSchedulerConfiguration, UpsertNamespace, UpsertNodePool,
     },
     state::Head,
+    table::Row,
     testing::{ASK, description, job_key, job_with_ports, outcome, port},
     upkeep::{MarkDigest, Tick},
 };
@@ -707,8 +708,10 @@ impl Golden {
     fn pin<T: Frame + PartialEq + std::fmt::Debug>(&mut self, name: &str, value: &T) {
         let bytes = codec::encode(value);
         assert_eq!(&codec::decode::<T>(&bytes).unwrap(), value, "{name} does not round-trip");
-        let mut line = format!("{name} ");
-        for byte in &bytes {
+        let payload = &bytes[HEADER_BYTES..];
+        assert_eq!(bytes, framed::<T>(payload), "{name} has another header");
+        let mut line = format!("{name} {} ", T::KIND);
+        for byte in payload {
             write!(line, "{byte:02x}").unwrap();
         }
         self.lines.push(line);
@@ -815,6 +818,13 @@ fn golden() -> Golden {
     golden
 }
 
+/// The row that is pinned of a table.
+pub(super) fn row<T: Row>() -> T {
+    let golden = golden();
+    let at = golden.kinds.iter().position(|kind| *kind == T::KIND).unwrap();
+    codec::decode(&golden.frames[at]).unwrap()
+}
+
 #[test]
 fn frames_are_those_of_the_golden_file() {
     let golden = golden();
@@ -825,13 +835,14 @@ fn frames_are_those_of_the_golden_file() {
     all.sort_unstable();
     assert_eq!(pinned, all, "a kind is not pinned");
 
-    let text = golden.lines.join("\n") + "\n";
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/frames.txt");
-    if std::env::var_os("UPDATE").is_some() {
-        std::fs::create_dir_all(concat!(env!("CARGO_MANIFEST_DIR"), "/golden")).unwrap();
-        std::fs::write(path, &text).unwrap();
+    let pinned = std::fs::read_to_string(path).unwrap();
+    let text = |generation| format!("generation {generation}\n{}\n", golden.lines.join("\n"));
+    if std::env::var_os("UPDATE").is_some() && pinned != text(GENERATION) {
+        std::fs::write(path, text(GENERATION + 1)).unwrap();
+        return;
     }
-    let pinned = std::fs::read_to_string(path).unwrap_or_default();
+    let text = text(GENERATION);
     let (mut old, mut new) = (pinned.lines(), text.lines());
     loop {
         match (old.next(), new.next()) {
@@ -896,8 +907,7 @@ fn what_clients_send_needs_a_right_and_nothing_else_has_one() {
 
 /// A frame with a correct header around any payload.
 fn framed<T: Frame>(payload: &[u8]) -> Vec<u8> {
-    let mut bytes = codec::encode(&Namespace::default()).to_vec();
-    bytes.truncate(2);
+    let mut bytes = b"RQ".to_vec();
     bytes.extend_from_slice(&T::KIND.to_le_bytes());
     bytes.extend_from_slice(&GENERATION.to_le_bytes());
     bytes.extend_from_slice(&crc32c::crc32c(payload).to_le_bytes());

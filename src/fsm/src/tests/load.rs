@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use super::golden;
 use crate::{
     allocation::ClientStatus,
     codec::DecodeError,
@@ -71,7 +72,20 @@ fn busy_cluster() -> Driver {
     driver.place("rolling", 0, a);
     driver.commit_request(1, driver.now, Command::from(Tick));
     driver.accept(Command::from(MarkDigest));
+    pin_what_is_empty(&mut driver);
     driver
+}
+
+/// A table that no command of the above fills gets the row that `golden.rs` pins of it.
+fn pin_what_is_empty(driver: &mut Driver) {
+    macro_rules! pin {
+        ($($(#[$doc:meta])* $number:literal $id:ident $field:ident $row:ty,)*) => {$(
+            if driver.state.table_len(TableId::$id) == 0 {
+                driver.state.$field.put(golden::row::<$row>(), &mut driver.changes);
+            }
+        )*};
+    }
+    tables!(pin);
 }
 
 /// A row in each table of instance pools.
