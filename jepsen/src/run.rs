@@ -38,7 +38,7 @@ use crate::{
     },
     system::System,
     task::Place,
-    workload::{Drive, Ground, LastPhase, Load, ReadMode, Target, WorkloadKind, clients},
+    workload::{Drive, Fixtures, LastPhase, Load, ReadMode, Target, WorkloadKind, clients},
 };
 use chance::Dice;
 
@@ -352,8 +352,8 @@ fn conduct(
             return;
         }
     };
-    let ground = Ground { real_task: real_task.as_ref(), machines: *machines };
-    let clients = clients(workload, &targets, load, record.ops_per_key, recorder, ground);
+    let fixtures = Fixtures { real_task: real_task.as_ref(), machines: *machines };
+    let clients = clients(workload, &targets, load, record.ops_per_key, recorder, fixtures);
     let turns = Turns::new(&record.injected());
     let nemesis = Nemesis::new(cluster, endpoints, recorder, &turns, record.seed);
     let (ready_ms, not_ready) = (Mutex::new(Vec::new()), Mutex::new(None));

@@ -315,7 +315,7 @@ pub(crate) trait Drive: Sync {
 
 /// What a run has besides servers, if its workload needs it.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Ground<'a> {
+pub(crate) struct Fixtures<'a> {
     /// What real nodes are given to run.
     pub(crate) real_task: Option<&'a Value>,
     /// The machines of the servers' provider.
@@ -329,7 +329,7 @@ pub(crate) fn clients<'a>(
     load: Load,
     ops_per_key: u64,
     recorder: &'a Recorder,
-    ground: Ground<'a>,
+    fixtures: Fixtures<'a>,
 ) -> Box<dyn Drive + 'a> {
     let random = Dice::numbered(load.seed, 1);
     match kind {
@@ -358,7 +358,7 @@ pub(crate) fn clients<'a>(
             Box::new(Clients { targets, load, recorder, workload })
         }
         WorkloadKind::Allocs => {
-            let workload = allocs::Allocs::new(random, ground.real_task.cloned());
+            let workload = allocs::Allocs::new(random, fixtures.real_task.cloned());
             Box::new(Clients { targets, load, recorder, workload })
         }
         WorkloadKind::Watch => {
@@ -366,7 +366,7 @@ pub(crate) fn clients<'a>(
             Box::new(watch::Watchers(Clients { targets, load, recorder, workload }))
         }
         WorkloadKind::Elastic => {
-            let machines = ground.machines.expect("a run of this workload has machines");
+            let machines = fixtures.machines.expect("a run of this workload has machines");
             let workload = elastic::Elastic::new(random, machines);
             Box::new(Clients { targets, load, recorder, workload })
         }

@@ -75,7 +75,7 @@ fn run_under(
 ) -> Vec<Op> {
     let server = FakeServer::start(bug);
     let recorder = Recorder::in_memory();
-    let clients = clients(kind, &server.targets, load, ops_per_key, &recorder, Ground::default());
+    let clients = clients(kind, &server.targets, load, ops_per_key, &recorder, Fixtures::default());
     let (clients, stop) = (&*clients, &AtomicBool::new(false));
     let begin = Instant::now();
     std::thread::scope(|scope| {

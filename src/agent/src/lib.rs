@@ -197,7 +197,7 @@ impl Agent {
             disk_mb: found.disk_mb.saturating_sub(reserved.disk_mb),
         };
         let core_mhz = found.cpu_mhz.checked_div(u64::from(found.cores)).unwrap_or(0);
-        let ground = Ground {
+        let parts = NodeParts {
             start: Some(start),
             servers: Arc::clone(&servers),
             clock: Clock::new(),
@@ -210,7 +210,7 @@ impl Agent {
             }),
         };
         let (node, shared) =
-            start_node(&settings, ground, &identity, state, http_address, &mut work)?;
+            start_node(&settings, parts, &identity, state, http_address, &mut work)?;
         let watch = shared.shortages.watch(allocations, settings.free_bytes_min);
         let watch = watch.context(open_files::NO_THREADS)?;
         let own = face::Own {
@@ -246,7 +246,7 @@ impl Agent {
         settings.validate()?;
         let servers = Servers::new(&settings.servers, machine.transport, settings.rpc_timeout)?;
         let (state, identity) = StateDirectory::open_in_boot(&settings.data_dir, machine.boot_id)?;
-        let ground = Ground {
+        let parts = NodeParts {
             start: None,
             servers,
             clock: Clock::of_machine(machine.up_ms),
@@ -256,7 +256,7 @@ impl Agent {
         };
         let mut work = JoinSet::new();
         let http_address = settings.http_address;
-        let (node, _) = start_node(&settings, ground, &identity, state, http_address, &mut work)?;
+        let (node, _) = start_node(&settings, parts, &identity, state, http_address, &mut work)?;
         let node = Some(LocalHandle { node, stop_tasks: settings.stop_tasks_on_exit });
         let node_id = fsm::NodeId(identity.node_id);
         Ok(Self { http_address, node_id, work, node, _watch: None, _state: None })
@@ -301,8 +301,8 @@ pub struct SimulatedMachine {
     pub readiness: Option<Arc<dyn ReadinessProbe>>,
 }
 
-/// What a node stands on.
-struct Ground {
+/// What a node is made of besides its settings: real or simulated.
+struct NodeParts {
     /// The nonce of this start, if the agent can be asked for it.
     start: Option<[u8; 16]>,
     servers: Arc<Servers>,
@@ -316,13 +316,13 @@ type Started = (Arc<LocalNode>, Arc<Shared>);
 
 fn start_node(
     settings: &AgentSettings,
-    ground: Ground,
+    parts: NodeParts,
     identity: &NodeIdentity,
     state: StateDirectory,
     http_address: SocketAddr,
     work: &mut JoinSet<()>,
 ) -> anyhow::Result<Started> {
-    let Ground { start, servers, clock, found, drivers, checks } = ground;
+    let NodeParts { start, servers, clock, found, drivers, checks } = parts;
     let mut registration = registration(settings, identity, state.boot_id, drivers.offered());
     registration.start = start.map(|nonce| nonce.to_vec().into()).unwrap_or_default();
     describe(&mut registration, settings, &found, http_address);
