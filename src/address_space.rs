@@ -1,10 +1,10 @@
-//! The limit of address space (`ulimit -v`). A process that has too little of it ends or hangs in the middle of its work, in ways that say
-//! nothing of the cause: so its start says it.
+//! The limit of address space (`ulimit -v`). A process that has too little of it ends or hangs in
+//! the middle of its work, in ways that say nothing of the cause: so its start says it.
 
 use rustix::process::{Resource, getrlimit};
 
-/// The least that a server or an agent starts with, bytes. Far more than it needs of memory: threads, arenas and mapped files take address
-/// space that they do not use.
+/// The least that a server or an agent starts with, bytes. Far more than it needs of memory:
+/// threads, arenas and mapped files take address space that they do not use.
 const LEAST: u64 = 512 << 20;
 
 /// Refuses to start with too little.

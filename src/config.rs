@@ -1,12 +1,14 @@
-//! Configuration of servers and agents: TOML file < environment < flags, parsed once into a validated value.
+//! Configuration of servers and agents: TOML file < environment < flags, parsed once into a
+//! validated value.
 //!
 //! ```text
 //! file.toml ──┐
 //! QUORATE__… ─┼─► Document (flat: dotted key → value, origin) ─► ServerConfig | AgentConfig
 //! --flags ────┘       unknown key, wrong type: error                 wrong value: error
 //! ```
-//! Every error says where the value came from (file and line, variable, or flag), the key, the value, and what is allowed.
-//! Must never read a file other than the one named, guess an address, or hand out a value that was not validated.
+//! Every error says where the value came from (file and line, variable, or flag), the key, the
+//! value, and what is allowed. Must never read a file other than the one named, guess an address,
+//! or hand out a value that was not validated.
 
 mod agent;
 mod document;
@@ -33,7 +35,8 @@ pub use server::{
     RpcConfig, SchedulerConfig, ServerConfig, TelemetryConfig,
 };
 
-/// Variables that begin with this set configuration keys: `QUORATE__RAFT__PRESET` sets `raft.preset`.
+/// Variables that begin with this set configuration keys: `QUORATE__RAFT__PRESET` sets
+/// `raft.preset`.
 pub const ENVIRONMENT_PREFIX: &str = "QUORATE__";
 
 /// Longest name of a server, agent, region or datacenter, in bytes.

@@ -51,7 +51,8 @@ fn explain(memory: *mut u8, bytes: usize) -> *mut u8 {
     memory
 }
 
-/// Read here alone and by the compiler, so that another commit compiles this file again and not the library. See CONTRIBUTING.md.
+/// Read here alone and by the compiler, so that another commit compiles this file again and not the
+/// library. See CONTRIBUTING.md.
 const BUILD: ground::version::Build = ground::version::Build {
     commit: option_env!("QUORATE_COMMIT"),
     date: option_env!("QUORATE_BUILD_DATE"),

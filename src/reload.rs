@@ -1,5 +1,6 @@
-//! Reading the configuration again while a server or an agent runs: the level of the log and the programs
-//! of providers take effect; of what else differs the log says that it waits for a restart.
+//! Reading the configuration again while a server or an agent runs: the level of the log and the
+//! programs of providers take effect; of what else differs the log says that it waits for a
+//! restart.
 //!
 //! A configuration that is wrong changes nothing.
 
@@ -26,8 +27,8 @@ impl ServerReload {
         &self.started
     }
 
-    /// Reads it again. `reload_provider` takes over what a provider of that name is configured with, and answers
-    /// whether it could.
+    /// Reads it again. `reload_provider` takes over what a provider of that name is configured
+    /// with, and answers whether it could.
     pub(crate) fn again(&self, reload_provider: impl Fn(&crate::config::ProviderConfig) -> bool) {
         let Some(config) = read(ServerConfig::load(&self.sources)) else { return };
         set_level(config.log.level);

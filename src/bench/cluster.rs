@@ -145,7 +145,8 @@ impl Cluster {
         Ok(all)
     }
 
-    /// Adds what the `done` operations took of all servers between two looks, and a line per server.
+    /// Adds what the `done` operations took of all servers between two looks, and a line per
+    /// server.
     pub(super) fn describe(
         &self,
         before: &[Gauges],

@@ -1,7 +1,8 @@
-//! `bench dispatch`: single dispatches of a parameterized job while it has few children, and again when very many of them are over; and what
-//! a page of their list takes.
+//! `bench dispatch`: single dispatches of a parameterized job while it has few children, and again
+//! when very many of them are over; and what a page of their list takes.
 //!
-//! Nothing of either may grow with the number of children. They are real ones: each is placed, runs on a simulated node, and ends.
+//! Nothing of either may grow with the number of children. They are real ones: each is placed, runs
+//! on a simulated node, and ends.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,9 @@
-//! `bench failover`: kills the leader of temporary servers again and again, and measures the time to the next committed write.
+//! `bench failover`: kills the leader of temporary servers again and again, and measures the time
+//! to the next committed write.
 //!
-//! The write is sent to a server that lives the moment after the kill, so the time has everything in it: noticing, electing, the barrier of the
-//! new term and the write itself. Each write is read back on every server at the end.
+//! The write is sent to a server that lives the moment after the kill, so the time has everything
+//! in it: noticing, electing, the barrier of the new term and the write itself. Each write is read
+//! back on every server at the end.
 
 use std::time::{Duration, Instant};
 

@@ -48,8 +48,8 @@ const DISPATCH: [Place; 3] = [
     ("dispatch p99 with few children", "ms", "/dispatch_with_few_children/p99_us", 1e-3),
 ];
 
-/// The figures of a report, processor time first. One that the report lacks is left out, but it must
-/// have processor time.
+/// The figures of a report, processor time first. One that the report lacks is left out, but it
+/// must have processor time.
 pub(super) fn read(load: &LoadCommand, report: &Value) -> anyhow::Result<Vec<Figure>> {
     let figure = |name: &str, unit, value| Figure { name: name.to_owned(), unit, value };
     let done = operations(load, report).context("the report does not say what was done")?;

@@ -1,4 +1,5 @@
-//! What the disk can do: a loop of append + fdatasync, with two more such loops on the same disk, as three servers have it.
+//! What the disk can do: a loop of append + fdatasync, with two more such loops on the same disk,
+//! as three servers have it.
 
 use std::{
     fs::File,

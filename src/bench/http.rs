@@ -1,5 +1,6 @@
-//! The least HTTP/1.1 client there can be: requests answered with a known length on a connection that is kept. It takes part in the two cores that everything
-//! is measured on, so it does nothing else.
+//! The least HTTP/1.1 client there can be: requests answered with a known length on a connection
+//! that is kept. It takes part in the two cores that everything is measured on, so it does nothing
+//! else.
 
 use std::io;
 

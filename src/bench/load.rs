@@ -1,4 +1,5 @@
-//! Drives commands into servers over gRPC: over batch streams, or one call each. Knows nothing of what the commands mean.
+//! Drives commands into servers over gRPC: over batch streams, or one call each. Knows nothing of
+//! what the commands mean.
 
 use std::{
     sync::{
@@ -139,7 +140,8 @@ pub(super) async fn write_once(channel: &Channel, command: Command) -> Outcome {
     outcome(reply.map(tonic::Response::into_inner))
 }
 
-/// Sends every lane's work until it has no more and all is answered, or the window is over. Returns the works and what came back.
+/// Sends every lane's work until it has no more and all is answered, or the window is over. Returns
+/// the works and what came back.
 pub(super) async fn drive<W: Work>(
     lanes: &Lanes,
     works: Vec<W>,

@@ -1,4 +1,5 @@
-//! Latencies in buckets of 3 % width, so that a run of any length takes the same memory, and a span of time that is measured.
+//! Latencies in buckets of 3 % width, so that a run of any length takes the same memory, and a span
+//! of time that is measured.
 
 use std::time::{Duration, Instant};
 

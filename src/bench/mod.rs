@@ -1,5 +1,5 @@
-//! Benchmarks against real servers: `quorate bench writes | reads | schedule | dispatch | failover`,
-//! and `compare`, which runs one of the first four with two programs in turns.
+//! Benchmarks against real servers: `quorate bench writes | reads | schedule | dispatch |
+//! failover`, and `compare`, which runs one of the first four with two programs in turns.
 //!
 //! ```text
 //!  cluster (given, or `up`: three child processes) ─► load (streams, unary calls, kept HTTP

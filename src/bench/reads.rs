@@ -1,4 +1,5 @@
-//! `bench reads`: linearizable GETs of bench jobs over kept HTTP connections, or read indexes of the leader over gRPC.
+//! `bench reads`: linearizable GETs of bench jobs over kept HTTP connections, or read indexes of
+//! the leader over gRPC.
 
 use std::time::Instant;
 
@@ -121,7 +122,8 @@ async fn read_jobs(
         let address = &asked[number % asked.len()].http;
         let mut connection =
             Connection::open(address).await.with_context(|| format!("connection to {address}"))?;
-        // Each reader goes through all jobs from a place of its own so that they do not follow each other.
+        // Each reader goes through all jobs from a place of its own so that they do not follow each
+        // other.
         let first = names.len() * number / arguments.in_flight as usize;
         let names: Vec<Text> = names[first..].iter().chain(&names[..first]).cloned().collect();
         readers.push(tokio::spawn(async move {

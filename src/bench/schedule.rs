@@ -1,5 +1,5 @@
-//! `bench schedule`: many allocations on simulated nodes, timed to the last plan, to the last start and until the disk has caught up, and then
-//! checked by an independent recomputation.
+//! `bench schedule`: many allocations on simulated nodes, timed to the last plan, to the last start
+//! and until the disk has caught up, and then checked by an independent recomputation.
 
 use std::time::{Duration, Instant};
 

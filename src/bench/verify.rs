@@ -1,5 +1,5 @@
-//! Recomputes from the HTTP API whether placements are right. Shares no code with the scheduler, the state machine or their checks: it adds up
-//! what the API shows.
+//! Recomputes from the HTTP API whether placements are right. Shares no code with the scheduler,
+//! the state machine or their checks: it adds up what the API shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -215,7 +215,8 @@ pub(super) async fn nodes(server: &Server) -> anyhow::Result<Vec<Node>> {
     Ok(Connection::open(&server.http).await?.get_json("/v1/nodes?resources=true").await?)
 }
 
-/// Reads nodes and the jobs' allocations from one server; returns live allocations and what is wrong.
+/// Reads nodes and the jobs' allocations from one server; returns live allocations and what is
+/// wrong.
 pub(super) async fn check(
     server: &Server,
     jobs: &[String],

@@ -1,5 +1,6 @@
-//! `bench writes`: compare-and-set registrations of a parameterized job with 256 bytes of meta. A run has jobs of its own, so that the expected
-//! index of each is known; every acknowledged write must have been based on the one before it, and a sample is read back on every server.
+//! `bench writes`: compare-and-set registrations of a parameterized job with 256 bytes of meta. A
+//! run has jobs of its own, so that the expected index of each is known; every acknowledged write
+//! must have been based on the one before it, and a sample is read back on every server.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

@@ -1,6 +1,7 @@
 //! Nomad's single-dash long flags: `-json` becomes `--json` before clap sees it.
 //!
-//! Owns only the spelling of flags. Must never touch a word that is not a known long flag, nor anything after `--`.
+//! Owns only the spelling of flags. Must never touch a word that is not a known long flag, nor
+//! anything after `--`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -82,7 +83,8 @@ fn normalise_word(argument: OsString, known: &KnownFlags) -> Option<OsString> {
     }
 }
 
-/// The parser's words about a flag that it does not know, with the flag as it was typed: the parser takes `-word` for letters.
+/// The parser's words about a flag that it does not know, with the flag as it was typed: the parser
+/// takes `-word` for letters.
 pub(crate) fn as_typed(text: &str, arguments: &[OsString]) -> String {
     let letter = text.split_once("'-").and_then(|(_, rest)| {
         let mut characters = rest.chars();

@@ -1,6 +1,7 @@
 //! The HTTP client of the command line: one blocking request at a time to one address.
 //!
-//! Must never retry: a write that got no answer has an unknown outcome, which only the user can resolve.
+//! Must never retry: a write that got no answer has an unknown outcome, which only the user can
+//! resolve.
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -12,7 +13,8 @@ use serde_json::Value;
 pub(crate) const ADDRESS_DEFAULT: &str = "http://127.0.0.1:4646";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longer than the five seconds a server holds a request while there is no leader, and than any forwarded write.
+/// Longer than the five seconds a server holds a request while there is no leader, and than any
+/// forwarded write.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(90);
 /// Largest answer read into memory.
 const ANSWER_BYTES_MAX: u64 = 1 << 30;

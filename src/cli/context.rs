@@ -22,7 +22,8 @@ const READ_FAILURE_MAX: Duration = Duration::from_mins(1);
 pub(crate) enum Exit {
     /// 0.
     Success,
-    /// 1: done as asked, but the answer is no (validation, a failed allocation), or a plan creates or ends allocations.
+    /// 1: done as asked, but the answer is no (validation, a failed allocation), or a plan creates
+    /// or ends allocations.
     Failure,
     /// 2: registered, but not all of it could be placed.
     NotPlaced,
@@ -96,7 +97,8 @@ pub(crate) struct GlobalFlags {
 }
 
 impl GlobalFlags {
-    /// Whether to print colours: flags over variables over whether a terminal is there. No colours is the stronger word.
+    /// Whether to print colours: flags over variables over whether a terminal is there. No colours
+    /// is the stronger word.
     pub(crate) fn colours(
         &self,
         variable: &dyn Fn(&str) -> Option<String>,
@@ -162,7 +164,8 @@ impl Context {
         time::nanoseconds((self.now)())
     }
 
-    /// The columns (heading, field) of a list, with the namespace where rows of all namespaces are asked for.
+    /// The columns (heading, field) of a list, with the namespace where rows of all namespaces are
+    /// asked for.
     pub(crate) fn with_namespace<'a>(
         &self,
         columns: &[(&'a str, &'a str)],
@@ -184,7 +187,8 @@ impl Context {
         std::thread::sleep(self.poll_interval);
     }
 
-    /// A read of something that is being followed: failures that pass are waited out, with one warning.
+    /// A read of something that is being followed: failures that pass are waited out, with one
+    /// warning.
     pub(crate) fn get_patiently(
         &self,
         path: &str,

@@ -1,7 +1,9 @@
-//! `quorate demo-web`: the web server of `examples/web.hcl`, so that the example needs nothing installed.
+//! `quorate demo-web`: the web server of `examples/web.hcl`, so that the example needs nothing
+//! installed.
 //!
-//! Owns one listening socket. Must never serve a file or read a body: every request gets the same page about this process.
-//! Bounds: connections at once, bytes of a request's head, seconds to send it.
+//! Owns one listening socket. Must never serve a file or read a body: every request gets the same
+//! page about this process. Bounds: connections at once, bytes of a request's head, seconds to send
+//! it.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -109,7 +111,8 @@ impl Server {
         }
     }
 
-    /// Ends [`Server::serve`]: accepting is blocked in the system, so a connection of our own wakes it.
+    /// Ends [`Server::serve`]: accepting is blocked in the system, so a connection of our own wakes
+    /// it.
     fn stop(&self, mut local: SocketAddr) {
         self.stopping.store(true, Ordering::SeqCst);
         if local.ip().is_unspecified() {

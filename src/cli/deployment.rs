@@ -1,6 +1,8 @@
-//! `quorate deployment …`, `job deployments` and `job promote`, and following a deployment until it ends.
+//! `quorate deployment …`, `job deployments` and `job promote`, and following a deployment until it
+//! ends.
 //!
-//! A deployment that failed and went back to an older version is followed by that of the version it went back to.
+//! A deployment that failed and went back to an older version is followed by that of the version it
+//! went back to.
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
@@ -359,7 +361,8 @@ pub(super) fn exit(row: &Value) -> Exit {
     if row.text("Status") == "successful" { Exit::Success } else { Exit::Failure }
 }
 
-/// Follows a deployment until it ends, and after a failure the one of the version that the job goes back to. Answers with the first as it ended.
+/// Follows a deployment until it ends, and after a failure the one of the version that the job goes
+/// back to. Answers with the first as it ended.
 pub(super) fn follow(
     context: &Context,
     id: &str,
@@ -375,7 +378,8 @@ pub(super) fn follow(
     Ok(ended)
 }
 
-/// Follows the deployment of the version that a job goes back to, unless the job is changed once more or stopped first.
+/// Follows the deployment of the version that a job goes back to, unless the job is changed once
+/// more or stopped first.
 fn await_rollback(
     context: &Context,
     ended: &Value,

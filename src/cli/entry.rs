@@ -1,7 +1,8 @@
 //! From the process's arguments to its exit status.
 //!
-//! Exit status: 0 done, 1 error (wrong usage too), 2 `job run` could not place everything; of `job plan` 255 is an error, since 1 is an answer there.
-//! A closed pipe (`| head`) ends a command quietly.
+//! Exit status: 0 done, 1 error (wrong usage too), 2 `job run` could not place everything; of `job
+//! plan` 255 is an error, since 1 is an answer there. A closed pipe (`| head`) ends a command
+//! quietly.
 
 use std::ffi::OsString;
 use std::io;
@@ -120,7 +121,8 @@ enum Command {
     /// As `job start`
     #[command(hide = true)]
     Start(job::StartArgs),
-    /// Show whatever has an id: a job, allocation, node, evaluation, deployment, namespace or node pool; without an id: the jobs
+    /// Show whatever has an id: a job, allocation, node, evaluation, deployment, namespace or node
+    /// pool; without an id: the jobs
     #[command(mut_arg("job", |argument| argument.value_name("ID").help(
         "The id, or the beginning of it; without: list all jobs"
     )))]
@@ -162,7 +164,8 @@ struct VersionArgs {
 }
 
 impl Command {
-    /// Whether the address, token, namespace and region of the command line are used to ask a server.
+    /// Whether the address, token, namespace and region of the command line are used to ask a
+    /// server.
     fn asks_a_server(&self) -> bool {
         match self {
             Self::Job(_)

@@ -4,8 +4,9 @@
 //! argv ─► argv.rs (-flag → --flag) ─► entry.rs (clap) ─► noun.rs ─► client.rs ─► any server
 //!                                                          └──────► output.rs ─► terminal
 //! ```
-//! Must never print outside `output.rs`, retry a write, or reach into a server's memory: what the API does not say, the command
-//! line does not know. `process.rs` is the only door to the server and agent in this binary.
+//! Must never print outside `output.rs`, retry a write, or reach into a server's memory: what the
+//! API does not say, the command line does not know. `process.rs` is the only door to the server
+//! and agent in this binary.
 
 mod agent;
 mod alloc;

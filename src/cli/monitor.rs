@@ -30,8 +30,8 @@ const UNKNOWN_EVALUATION_MAX: Duration = Duration::from_secs(5);
 pub(crate) enum Verdict {
     /// All allocations run or have completed.
     Placed,
-    /// Some could not be placed, and no deployment tells how that ends; a blocked evaluation waits for
-    /// capacity.
+    /// Some could not be placed, and no deployment tells how that ends; a blocked evaluation waits
+    /// for capacity.
     NotPlaced,
     /// An allocation failed or was lost.
     AllocationFailed,
@@ -170,7 +170,8 @@ impl<'a> Monitor<'a> {
     }
 
     /// Whether the evaluation is part of a deployment that goes on. One that is over when the
-    /// evaluation is processed has its part in the verdict, but what the evaluation placed is no part of it.
+    /// evaluation is processed has its part in the verdict, but what the evaluation placed is no
+    /// part of it.
     fn deployment_goes_on(&self) -> anyhow::Result<bool> {
         let id = &self.deployment;
         if id.is_empty() {
@@ -196,7 +197,8 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// The evaluation that looks at the job in the place of one that was canceled: the next that is neither canceled itself nor still to come.
+    /// The evaluation that looks at the job in the place of one that was canceled: the next that is
+    /// neither canceled itself nor still to come.
     fn superseding(&self, canceled: &Value) -> anyhow::Result<Option<String>> {
         let path = format!("/v1/job/{}/evaluations", encode(canceled.text("JobID")));
         let namespace = [("namespace", canceled.text("Namespace"))];

@@ -1,4 +1,5 @@
-//! Things with a name, a description and metadata: namespaces and node pools are listed, shown, made, changed and deleted alike.
+//! Things with a name, a description and metadata: namespaces and node pools are listed, shown,
+//! made, changed and deleted alike.
 
 use std::collections::BTreeMap;
 use std::io::Read;

@@ -193,7 +193,8 @@ pub(crate) struct RemoveArgs {
     /// Raft id of the server
     #[arg(long, value_name = "ID")]
     peer_id: Option<String>,
-    /// Also where the servers that answer would be no majority of the rest: nothing can be written then
+    /// Also where the servers that answer would be no majority of the rest: nothing can be written
+    /// then
     #[arg(long)]
     force: bool,
 }

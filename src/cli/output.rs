@@ -1,10 +1,13 @@
-//! The only place that prints: lines, tables, JSON, and a block of lines that is drawn anew when it changes.
+//! The only place that prints: lines, tables, JSON, and a block of lines that is drawn anew when it
+//! changes.
 //!
-//! Names come from other people: a control character in one is shown as an escape, whatever prints it. Only logs and files are as they are, by
-//! [`Output::log_or_file`], which nothing else may call (`cargo xtask tidy`).
+//! Names come from other people: a control character in one is shown as an escape, whatever prints
+//! it. Only logs and files are as they are, by [`Output::log_or_file`], which nothing else may call
+//! (`cargo xtask tidy`).
 //!
-//! Results go to standard output, advice and errors to standard error. Must never panic on a closed pipe: a failed write is an
-//! `io::Error` that ends the command quietly (`quorate job status | head`).
+//! Results go to standard output, advice and errors to standard error. Must never panic on a closed
+//! pipe: a failed write is an `io::Error` that ends the command quietly (`quorate job status |
+//! head`).
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
@@ -42,7 +45,8 @@ pub(crate) fn fields(rows: &[Value], columns: &[(&str, &str)], style: Style) -> 
 pub(crate) struct Output {
     sink: Mutex<Sink>,
     terminal: bool,
-    /// Lines of the block that [`Output::block`] drew last and that are still the last ones on the terminal.
+    /// Lines of the block that [`Output::block`] drew last and that are still the last ones on the
+    /// terminal.
     block_lines: Mutex<usize>,
 }
 
@@ -109,7 +113,8 @@ impl Output {
         self.write(help(&escaped(text)).as_bytes())
     }
 
-    /// Prints a text that others may have written and a program may read: as it is, unless a person does.
+    /// Prints a text that others may have written and a program may read: as it is, unless a person
+    /// does.
     pub(crate) fn document(&self, text: &[u8]) -> io::Result<()> {
         if !self.terminal {
             return self.write(text);
@@ -152,7 +157,8 @@ impl Output {
     /// Draws a block of lines in the place of the last one. Only for terminals.
     pub(crate) fn block(&self, lines: &[String]) -> io::Result<()> {
         self.clear_block()?;
-        // Without line wrap a long line stays one line, so that the count below is what the cursor goes up.
+        // Without line wrap a long line stays one line, so that the count below is what the cursor
+        // goes up.
         let shown: Vec<_> = lines.iter().map(|line| escaped_line(line)).collect();
         let text = format!("\x1b[?7l{}\n\x1b[?7h", shown.join("\n"));
         self.write(text.as_bytes())?;
@@ -164,7 +170,8 @@ impl Output {
     pub(crate) fn clear_block(&self) -> io::Result<()> {
         let mut drawn = self.block_lines.lock().expect("no thread panics while it prints");
         if self.terminal && *drawn > 0 {
-            // From the first column, which the cursor has left where the terminal shows a key that was pressed (`^C`).
+            // From the first column, which the cursor has left where the terminal shows a key that
+            // was pressed (`^C`).
             self.write(format!("\r\x1b[{}A\x1b[J", *drawn).as_bytes())?;
         }
         *drawn = 0;
@@ -227,7 +234,8 @@ mod tests {
         );
     }
 
-    /// Whatever a command prints, and on whichever stream, nothing of it moves the cursor; only logs and files are as they are.
+    /// Whatever a command prints, and on whichever stream, nothing of it moves the cursor; only
+    /// logs and files are as they are.
     #[test]
     fn no_way_but_that_of_logs_and_files_prints_what_others_have_written_as_it_is() {
         const HOSTILE: &str = "a\u{1b}[2J\u{1b}]0;b\u{7}\r\u{8}\u{9b}31m\u{7f}\u{202e}\u{1b}[31mc";

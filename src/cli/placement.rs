@@ -1,6 +1,7 @@
 //! Why something could not be placed, in words.
 //!
-//! Owns the translation of an allocation's metrics; must never judge: it repeats what the scheduler counted.
+//! Owns the translation of an allocation's metrics; must never judge: it repeats what the scheduler
+//! counted.
 
 use serde_json::Value;
 

@@ -1,5 +1,6 @@
-//! `quorate pool …`: pools of machines that come when jobs wait and go when they idle. Nomad's node pools, which only divide nodes,
-//! are something else: an instance pool feeds the node pool of its name.
+//! `quorate pool …`: pools of machines that come when jobs wait and go when they idle. Nomad's node
+//! pools, which only divide nodes, are something else: an instance pool feeds the node pool of its
+//! name.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -329,7 +330,8 @@ fn type_table(pool: &Value) -> String {
     table(&headers, &lines)
 }
 
-/// What instances offer that nothing runs on and that are given work, also those that are being made.
+/// What instances offer that nothing runs on and that are given work, also those that are being
+/// made.
 fn capacity(pool: &Value, instances: &[Value]) -> String {
     let mut free: BTreeMap<&str, i64> = BTreeMap::new();
     for row in instances {

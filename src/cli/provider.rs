@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::context::{Context, Exit, Outcome};
 use super::output::table;
 use super::view::{Fields, rows};
-use crate::provider::check::{self, Check, Plan, Report, Verdict};
+use crate::provider::check::{self, Check, Findings, Plan, Verdict};
 
 /// Programs that make machines for instance pools
 #[derive(Debug, Subcommand)]
@@ -150,7 +150,7 @@ fn words(check: &Check) -> (&'static str, &str) {
     }
 }
 
-fn as_json(report: &Report) -> Value {
+fn as_json(report: &Findings) -> Value {
     let checks = report.checks.iter().map(|check| {
         let (result, why) = words(check);
         json!({ "Name": check.name, "Rule": check.rule, "Result": result.to_lowercase(), "Why": why })
@@ -164,7 +164,7 @@ fn as_json(report: &Report) -> Value {
     })
 }
 
-fn as_table(report: &Report) -> String {
+fn as_table(report: &Findings) -> String {
     let rows: Vec<Vec<String>> = report
         .checks
         .iter()

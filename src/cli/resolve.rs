@@ -12,7 +12,8 @@ use super::output::table;
 use super::view::{Fields, into_rows};
 
 const UUID_BYTES: usize = 36;
-/// The beginning of an id that is this long is not looked for among the names: nothing shows fewer digits of an id.
+/// The beginning of an id that is this long is not looked for among the names: nothing shows fewer
+/// digits of an id.
 const ID_DIGITS_SHOWN: usize = 8;
 /// Matches listed in the error about an ambiguous prefix.
 const MATCHES_SHOWN: usize = 20;
@@ -173,7 +174,8 @@ pub(crate) fn job(context: &Context, typed: &str) -> anyhow::Result<FoundJob> {
     choose(typed, &jobs(context, typed)?)
 }
 
-/// As [`job`], where the job may be gone and have left children behind: the id of those is taken before one that only starts with it.
+/// As [`job`], where the job may be gone and have left children behind: the id of those is taken
+/// before one that only starts with it.
 pub(crate) fn job_or_parent(context: &Context, typed: &str) -> anyhow::Result<FoundJob> {
     let rows = jobs(context, typed)?;
     if rows.iter().any(|row| row.text("ID") == typed) {
@@ -198,7 +200,8 @@ pub(crate) fn job_or_parent(context: &Context, typed: &str) -> anyhow::Result<Fo
     }
 }
 
-/// The first jobs whose id starts with `prefix`. One that has it as its whole id comes first in its namespace, but not among all of them.
+/// The first jobs whose id starts with `prefix`. One that has it as its whole id comes first in its
+/// namespace, but not among all of them.
 fn jobs(context: &Context, prefix: &str) -> anyhow::Result<Vec<Value>> {
     let all = context.client.namespace() == Some("*");
     let per_page = if all { "0" } else { "20" };

@@ -55,7 +55,8 @@ pub(crate) fn run(context: &Context, arguments: job::StatusArgs) -> Outcome {
     }
 }
 
-/// What the text names: a job of exactly this id comes first, as in Nomad; else it must be one kind of thing.
+/// What the text names: a job of exactly this id comes first, as in Nomad; else it must be one kind
+/// of thing.
 fn noun(found: &Value, typed: &str) -> anyhow::Result<&'static str> {
     let matches: Vec<(&str, Vec<&str>)> = CONTEXTS
         .into_iter()

@@ -8,7 +8,8 @@ use super::context::{Context, Exit, Outcome};
 /// Chores of the whole cluster
 #[derive(Debug, Subcommand)]
 pub(crate) enum SystemCommand {
-    /// Forget ended evaluations and allocations and dead jobs now, without waiting for their thresholds
+    /// Forget ended evaluations and allocations and dead jobs now, without waiting for their
+    /// thresholds
     #[command(after_help = "Examples:\n  quorate system gc")]
     Gc(GcArgs),
     /// Count anew what is derived from other things

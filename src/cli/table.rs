@@ -1,5 +1,6 @@
-//! How tables, pairs and help fit a terminal. No word is broken and nothing is left out: cells are wrapped at blanks, and columns that find no room
-//! beside the others follow below, with the first column before them. Where no terminal is, tables stay as wide as they are.
+//! How tables, pairs and help fit a terminal. No word is broken and nothing is left out: cells are
+//! wrapped at blanks, and columns that find no room beside the others follow below, with the first
+//! column before them. Where no terminal is, tables stay as wide as they are.
 
 use std::borrow::Cow;
 use std::io;
@@ -12,7 +13,8 @@ const GAP: usize = 2;
 /// A column is not wrapped to less.
 const WRAPPED_MIN: usize = 16;
 
-/// Whether a person reads what this process prints. Set once, before anything is printed; never by tests.
+/// Whether a person reads what this process prints. Set once, before anything is printed; never by
+/// tests.
 static FOR_A_TERMINAL: AtomicBool = AtomicBool::new(false);
 
 /// From now on what is laid out fits the terminal.
@@ -134,7 +136,8 @@ impl Column {
     }
 }
 
-/// The columns that go beside each other; each part but the first begins with the first column again.
+/// The columns that go beside each other; each part but the first begins with the first column
+/// again.
 fn side_by_side(columns: &[Column], room: usize) -> Vec<Vec<usize>> {
     let mut parts = vec![Vec::new()];
     let mut used = 0;
@@ -191,7 +194,8 @@ fn draw(lines: &[Vec<String>], part: &[usize], widths: &[usize]) -> String {
     drawn.join("\n")
 }
 
-/// Text in lines of at most so many characters, no word of it broken: a longer one has a line of its own.
+/// Text in lines of at most so many characters, no word of it broken: a longer one has a line of
+/// its own.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     if text.chars().count() <= width {
         return vec![text.to_owned()];
@@ -319,7 +323,8 @@ mod tests {
         }
     }
 
-    /// Whatever the cells are, each word of each stands in the table, and lines have the room unless two columns need more.
+    /// Whatever the cells are, each word of each stands in the table, and lines have the room
+    /// unless two columns need more.
     #[test]
     fn nothing_is_lost_at_any_width() {
         let heads =

@@ -207,7 +207,8 @@ fn job_run_follows_until_it_runs() {
     assert_eq!(body["Submission"]["Format"], "json");
 }
 
-/// What an update keeps is modified, what it stops is stopped, and only what is younger than the evaluation was created by it.
+/// What an update keeps is modified, what it stops is stopped, and only what is younger than the
+/// evaluation was created by it.
 #[test]
 fn job_run_tells_modified_from_created() {
     let directory = tempfile::tempdir().unwrap();
@@ -280,7 +281,8 @@ fn job_run_exits_1_when_an_allocation_fails() {
     assert!(ran.out.contains(expected), "{}", ran.out);
 }
 
-/// As when an allocation of the job fails while the registration waits for its turn: the newer evaluation sees the new version too.
+/// As when an allocation of the job fails while the registration waits for its turn: the newer
+/// evaluation sees the new version too.
 #[test]
 fn job_run_goes_on_with_the_evaluation_that_supersedes_its_own() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,6 +1,7 @@
 //! Times and durations as people write and read them.
 //!
-//! API times are nanoseconds since 1970, API durations nanoseconds. Must never use local time: output is in UTC.
+//! API times are nanoseconds since 1970, API durations nanoseconds. Must never use local time:
+//! output is in UTC.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,5 +1,5 @@
-//! Nomad's commands and flags that are not built here: each is named, with what to do instead, and the exit status is 1. What is built
-//! loses its row.
+//! Nomad's commands and flags that are not built here: each is named, with what to do instead, and
+//! the exit status is 1. What is built loses its row.
 
 use std::ffi::OsString;
 

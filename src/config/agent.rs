@@ -1,6 +1,7 @@
 //! The configuration of a node agent.
 //!
-//! Owns its keys, defaults and rules. Must never enable a driver that was not asked for: `raw_exec` runs commands without isolation.
+//! Owns its keys, defaults and rules. Must never enable a driver that was not asked for: `raw_exec`
+//! runs commands without isolation.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -83,7 +84,8 @@ pub struct AgentConfig {
     pub max_allocations: u32,
     /// Free bytes on the disk of `data_dir` below which no new work is taken.
     pub free_bytes_min: u64,
-    /// Stop the tasks with the agent, without failing them; they start again with it. Default false: tasks outlive the agent.
+    /// Stop the tasks with the agent, without failing them; they start again with it. Default
+    /// false: tasks outlive the agent.
     pub stop_tasks_on_exit: bool,
     /// What is logged and how.
     pub log: LogConfig,

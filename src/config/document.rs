@@ -1,8 +1,9 @@
-//! A flat view of one configuration: dotted key → value and origin, checked against a schema. A list of tables (`[[provider]]`) is a
-//! view of its own for each table.
+//! A flat view of one configuration: dotted key → value and origin, checked against a schema. A
+//! list of tables (`[[provider]]`) is a view of its own for each table.
 //!
-//! Owns the layering (a later layer replaces a value of an earlier one), the detection of unknown keys with a suggestion, and types.
-//! Must never interpret a value: what a value means is the business of the typed configurations.
+//! Owns the layering (a later layer replaces a value of an earlier one), the detection of unknown
+//! keys with a suggestion, and types. Must never interpret a value: what a value means is the
+//! business of the typed configurations.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +29,8 @@ pub enum Kind {
     List,
     /// A table of texts with free keys.
     Map,
-    /// Tables with these keys, `[[key]]`; only in a file. Their dotted keys begin with that of the list.
+    /// Tables with these keys, `[[key]]`; only in a file. Their dotted keys begin with that of the
+    /// list.
     Tables(Schema),
 }
 
@@ -495,7 +497,8 @@ fn unknown(schema: Schema, key: String, origin: Origin) -> ConfigError {
     ConfigError::UnknownKey { origin, key, suggestion }
 }
 
-/// The known key or section nearest to `key`: in the same section first, then the same last word elsewhere.
+/// The known key or section nearest to `key`: in the same section first, then the same last word
+/// elsewhere.
 fn nearest(schema: Schema, key: &str) -> Option<String> {
     let depth = key.split('.').count();
     let distance_max = (key.len() / 3).clamp(1, 6);

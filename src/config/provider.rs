@@ -1,6 +1,7 @@
 //! `[[provider]]`: where machines of instance pools come from.
 //!
-//! Only a server's file names providers: an `exec` provider is a program that the server runs, so the API must not be a way to set one.
+//! Only a server's file names providers: an `exec` provider is a program that the server runs, so
+//! the API must not be a way to set one.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

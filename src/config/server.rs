@@ -1,6 +1,7 @@
 //! The configuration of a server.
 //!
-//! Owns its keys, defaults, presets and rules. Must never accept timings with which elections cannot work, or two ways to form a cluster.
+//! Owns its keys, defaults, presets and rules. Must never accept timings with which elections
+//! cannot work, or two ways to form a cluster.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -126,7 +127,8 @@ pub struct ClusterConfig {
     pub join: Vec<Address>,
     /// Advertised address → address really dialled.
     pub dial: BTreeMap<Address, Address>,
-    /// Whether a server whose data directory is older than what it acknowledged joins anew by itself.
+    /// Whether a server whose data directory is older than what it acknowledged joins anew by
+    /// itself.
     pub rejoin_after_rollback: bool,
 }
 
@@ -175,7 +177,8 @@ pub struct RaftConfig {
     pub election_max_ms: u64,
     /// Log bytes since the last snapshot that trigger the next one.
     pub snapshot_log_bytes: u64,
-    /// Log entries that stay behind a snapshot, so that a server that was away for a moment needs no snapshot.
+    /// Log entries that stay behind a snapshot, so that a server that was away for a moment needs
+    /// no snapshot.
     pub log_entries_kept: u64,
 }
 
@@ -199,7 +202,8 @@ pub struct HeartbeatConfig {
     pub grace_ms: u64,
 }
 
-/// `[gc]`: garbage collection. Thresholds count from the end of a thing, or from a job's submission.
+/// `[gc]`: garbage collection. Thresholds count from the end of a thing, or from a job's
+/// submission.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GcConfig {
     /// Between two walks through the state.
@@ -324,8 +328,8 @@ impl RpcConfig {
 }
 
 impl ServerConfig {
-    /// Keys and sections whose values differ from another configuration, but for what a running server takes over:
-    /// `log_level` and `[[provider]]`.
+    /// Keys and sections whose values differ from another configuration, but for what a running
+    /// server takes over: `log_level` and `[[provider]]`.
     pub(crate) fn differences(&self, other: &Self) -> Vec<&'static str> {
         let differ = [
             ("name", self.name != other.name),

@@ -1,6 +1,6 @@
-//! Every gRPC message into its service, job files into their parser, and logs and snapshots into their
-//! decoders: mutated at random from seeds, the same in every run. Nothing panics, nobody ends, and memory
-//! stays bounded. HTTP has the same in `http/tests`, frames in `fsm`.
+//! Every gRPC message into its service, job files into their parser, and logs and snapshots into
+//! their decoders: mutated at random from seeds, the same in every run. Nothing panics, nobody
+//! ends, and memory stays bounded. HTTP has the same in `http/tests`, frames in `fsm`.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -52,7 +52,8 @@ fn resident_kib() -> u64 {
     line.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// Runs `one` with numbers from 0 on until the time is over, at least a hundred times, and looks at memory.
+/// Runs `one` with numbers from 0 on until the time is over, at least a hundred times, and looks at
+/// memory.
 fn repeat(mut one: impl FnMut(u64)) {
     let (begun, before) = (Instant::now(), resident_kib());
     let mut number = 0;

@@ -1,4 +1,5 @@
-//! Pools of a provider whose machines are on the servers' own host: refused unless there is one host.
+//! Pools of a provider whose machines are on the servers' own host: refused unless there is one
+//! host.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};

@@ -1,5 +1,5 @@
-//! Connections as gRPC takes them: no more than a [`Door`] has places, and told apart by what they are for. A
-//! connection over a bound is closed at once, and whoever made it tries again.
+//! Connections as gRPC takes them: no more than a [`Door`] has places, and told apart by what they
+//! are for. A connection over a bound is closed at once, and whoever made it tries again.
 //!
 //! ```text
 //!  Door ─► first byte ─┬─► for Raft: moved to the core's threads
@@ -48,7 +48,8 @@ type Moving = (std::net::TcpStream, Places);
 /// Connections of one purpose, to be polled on the threads that serve them.
 pub(super) type Sorted = Pin<Box<dyn Stream<Item = io::Result<Counted>> + Send>>;
 
-/// Tells the connections of a door apart: those for Raft, and all others. The future does it, until nobody takes any more.
+/// Tells the connections of a door apart: those for Raft, and all others. The future does it, until
+/// nobody takes any more.
 pub(super) fn sort(door: Door) -> (Sorted, Sorted, impl Future<Output = ()>) {
     let (raft, for_raft) = mpsc::channel(QUEUE);
     let (edge, for_edge) = mpsc::channel(QUEUE);

@@ -75,15 +75,15 @@ const DRAIN: Duration = Duration::from_secs(3);
 /// kills (`DefaultTimeoutStopSec`), so that the reason is logged.
 const STOP_MAX: Duration = Duration::from_mins(1);
 
-/// Largest message of a call that carries no log and no plan, bytes. A status alone may be larger than
-/// tonic's 4 MiB: 1,000 tasks with ten events each.
+/// Largest message of a call that carries no log and no plan, bytes. A status alone may be larger
+/// than tonic's 4 MiB: 1,000 tasks with ten events each.
 const CALL_BYTES_MAX: usize = 16 << 20;
 /// Streams of a connection at a time; a client makes the others wait.
 const STREAMS_MAX: u32 = 1_024;
 /// Names and values of a call's headers, bytes.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
-/// What a connection takes in before it is read, bytes of a stream: much for servers, whose messages are
-/// large, little for others, of whom there are many.
+/// What a connection takes in before it is read, bytes of a stream: much for servers, whose
+/// messages are large, little for others, of whom there are many.
 const PEER_WINDOW_BYTES: u32 = 4 << 20;
 const WINDOW_BYTES: u32 = 512 << 10;
 
@@ -386,8 +386,8 @@ fn http_connections_max(open_files_max: u64) -> usize {
     half.clamp(1, serve::CONNECTIONS_MAX)
 }
 
-/// Servers, agents and workers may use a quarter of the open files. The last quarter is for the log,
-/// the state, and the connections that this server makes.
+/// Servers, agents and workers may use a quarter of the open files. The last quarter is for the
+/// log, the state, and the connections that this server makes.
 fn rpc_connections_max(open_files_max: u64) -> usize {
     usize::try_from(open_files_max / 4).unwrap_or(usize::MAX).clamp(8, Semaphore::MAX_PERMITS)
 }
@@ -398,7 +398,8 @@ async fn join(core: Arc<Core>) {
     }
 }
 
-/// Runs a server until it is told to stop or cannot go on; its traces go to the exporter's collector.
+/// Runs a server until it is told to stop or cannot go on; its traces go to the exporter's
+/// collector.
 pub fn run(reload: &ServerReload, exporter: Option<Exporter>) -> anyhow::Result<()> {
     use_small_pages();
     let runtimes = Runtimes::start(None).context(open_files::NO_THREADS)?;
@@ -409,8 +410,10 @@ pub fn run(reload: &ServerReload, exporter: Option<Exporter>) -> anyhow::Result<
     ended
 }
 
-/// Has the kernel give memory in pages of 4 KiB alone. With those of 2 MiB a server at rest held twice the memory, and zeroing them was
-/// an eighth of the processor time of a run with 40,000 placements (docs/performance.md). Child processes, which are the programs of providers, inherit it.
+/// Has the kernel give memory in pages of 4 KiB alone. With those of 2 MiB a server at rest held
+/// twice the memory, and zeroing them was an eighth of the processor time of a run with 40,000
+/// placements (docs/performance.md). Child processes, which are the programs of providers, inherit
+/// it.
 fn use_small_pages() {
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
         tracing::debug!(%error, "the kernel goes on giving memory in huge pages");

@@ -1,7 +1,8 @@
-//! The configuration of the agent of a new machine, as far as it is the same wherever the machine is.
+//! The configuration of the agent of a new machine, as far as it is the same wherever the machine
+//! is.
 //!
-//! Invariant: every key is on a line of its own, `section.key = value`, and there is no header of a table: whoever knows the machine adds
-//! `data_dir`, which is missing, and other keys behind it.
+//! Invariant: every key is on a line of its own, `section.key = value`, and there is no header of a
+//! table: whoever knows the machine adds `data_dir`, which is missing, and other keys behind it.
 
 use elastic::call::Create;
 use fsm::InstanceId;

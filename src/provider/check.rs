@@ -1,7 +1,9 @@
-//! The conformance test for authors of programs: one machine from its create to its end, and what the program said meanwhile.
+//! The conformance test for authors of programs: one machine from its create to its end, and what
+//! the program said meanwhile.
 //!
-//! A check says whether it passed, and if not, why; what a failed one makes impossible is skipped. Every machine of the test is asked to
-//! go at the end, whatever failed. Must never touch another machine: each call names the machine of the test.
+//! A check says whether it passed, and if not, why; what a failed one makes impossible is skipped.
+//! Every machine of the test is asked to go at the end, whatever failed. Must never touch another
+//! machine: each call names the machine of the test.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
@@ -71,7 +73,7 @@ pub struct Check {
 
 /// What was found out about a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Report {
+pub struct Findings {
     pub checks: Vec<Check>,
     /// What the program does beside the protocol, and servers take.
     pub warnings: Vec<&'static str>,
@@ -79,7 +81,7 @@ pub struct Report {
     pub left_behind: Option<InstanceId>,
 }
 
-impl Report {
+impl Findings {
     /// No check failed.
     pub fn has_passed(&self) -> bool {
         self.checks.iter().all(|check| check.verdict == Verdict::Passed)
@@ -106,7 +108,7 @@ const RULES: [(&str, &str); 13] = [
 type Step = Result<(), String>;
 
 /// Runs all checks on a program. An error: it cannot be started.
-pub async fn run(plan: &Plan) -> std::io::Result<Report> {
+pub async fn run(plan: &Plan) -> std::io::Result<Findings> {
     let mut run = Run::start(plan)?;
     let mut verdicts = Vec::new();
     let hello = run.hello().await;
@@ -143,7 +145,7 @@ pub async fn run(plan: &Plan) -> std::io::Result<Report> {
         };
         Check { name, rule, verdict }
     });
-    Ok(Report { checks: checks.collect(), warnings, left_behind })
+    Ok(Findings { checks: checks.collect(), warnings, left_behind })
 }
 
 /// A program that is checked.
@@ -326,7 +328,8 @@ impl<'a> Run<'a> {
         lists.0.and(lists.1).map(drop).and(described)
     }
 
-    /// Asks for the end of a machine, and of others that are there by mistake, until none is listed.
+    /// Asks for the end of a machine, and of others that are there by mistake, until none is
+    /// listed.
     async fn destroy(&self, machine: &Machine) -> Step {
         let deadline = Instant::now() + self.plan.patience;
         let mut ids = BTreeSet::from([machine.provider_id.clone()]);

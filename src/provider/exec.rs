@@ -1,7 +1,9 @@
-//! Machines that a program makes, which speaks lines of JSON on its standard input and output. The protocol is in docs/providers.md.
+//! Machines that a program makes, which speaks lines of JSON on its standard input and output. The
+//! protocol is in docs/providers.md.
 //!
-//! The program is started by the first call that needs it and runs on. When it has ended, the next call starts it again, after a pause
-//! that doubles until a run has lasted. Must never make a call twice: what came of those that waited when it ended is unknown.
+//! The program is started by the first call that needs it and runs on. When it has ended, the next
+//! call starts it again, after a pause that doubles until a run has lasted. Must never make a call
+//! twice: what came of those that waited when it ended is unknown.
 
 mod child;
 mod lines;
@@ -149,8 +151,9 @@ impl Provider for ExecProvider {
     }
 }
 
-/// A list without machines that do not have the tag of this cluster: whatever else a program shows, it is not ours to destroy. A known
-/// machine that has no tag of any cluster has lost it, and is there.
+/// A list without machines that do not have the tag of this cluster: whatever else a program shows,
+/// it is not ours to destroy. A known machine that has no tag of any cluster has lost it, and is
+/// there.
 fn of_cluster(answer: Answer, context: &Context) -> Answer {
     match answer {
         Answer::Listed(mut listing) => {

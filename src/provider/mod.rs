@@ -5,8 +5,9 @@
 //!         ◄──Answer────  (rates,       exec.rs      a program that speaks lines of JSON
 //!                         counts)
 //! ```
-//! What is asked and answered is in `elastic::call`. Every create has a key, and a second one with the same key answers with the first
-//! machine. Must never decide anything: which machines are wanted, and what an answer means, is the business of `elastic`.
+//! What is asked and answered is in `elastic::call`. Every create has a key, and a second one with
+//! the same key answers with the first machine. Must never decide anything: which machines are
+//! wanted, and what an answer means, is the business of `elastic`.
 
 mod agent_config;
 pub mod check;
@@ -20,7 +21,8 @@ use server::provider::{Context, Provider, ProviderKind, Throttled};
 
 use crate::config::ProviderConfig;
 
-/// The provider that a table of the configuration describes. An error says what is wrong with it, for people.
+/// The provider that a table of the configuration describes. An error says what is wrong with it,
+/// for people.
 pub fn open(config: &ProviderConfig) -> Result<Arc<Throttled>, String> {
     let inner: Arc<dyn Provider> = match &config.kind {
         ProviderKind::Process { directory, binary } => {
@@ -39,7 +41,8 @@ pub fn open(config: &ProviderConfig) -> Result<Arc<Throttled>, String> {
 /// Variables that begin so set keys of a configuration.
 const SETTING_PREFIX: &[u8] = b"QUORATE__";
 
-/// A command without the variables that set keys of this server's own configuration: an agent would take its `data_dir` from them.
+/// A command without the variables that set keys of this server's own configuration: an agent would
+/// take its `data_dir` from them.
 fn without_settings(command: &mut Command) -> &mut Command {
     let names = std::env::vars_os().map(|(name, _)| name);
     for name in names.filter(|name| name.as_bytes().starts_with(SETTING_PREFIX)) {

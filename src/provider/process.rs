@@ -1,8 +1,9 @@
 //! Machines that are agents on the servers' own host: each a process, with a folder of its own.
 //!
-//! For trying out pools, for tests, and for one large machine that is to be many small ones. The folder is shared by the servers of the
-//! host, so that whoever leads finds what another has made. Every step may be the last of its server: what there is follows from the
-//! folders and from `/proc`, never from memory.
+//! For trying out pools, for tests, and for one large machine that is to be many small ones. The
+//! folder is shared by the servers of the host, so that whoever leads finds what another has made.
+//! Every step may be the last of its server: what there is follows from the folders and from
+//! `/proc`, never from memory.
 
 mod folder;
 mod living;
@@ -36,8 +37,8 @@ use self::{
 };
 use super::{Context, Provider, agent_config::agent_config, with_cluster, without_settings};
 
-/// Ports that agents give to tasks; each machine has an equal part. Below the range that an agent has which is not told otherwise: one
-/// may be on the same host.
+/// Ports that agents give to tasks; each machine has an equal part. Below the range that an agent
+/// has which is not told otherwise: one may be on the same host.
 const PORTS: std::ops::Range<u16> = 10_000..20_000;
 /// How much of an agent's log is read to say why it has ended, bytes.
 const LOG_TAIL_BYTES: usize = 4_096;
@@ -65,7 +66,8 @@ fn transient(error: &io::Error) -> ProviderError {
 }
 
 impl ProcessProvider {
-    /// Uses a folder, which is made if there is none. Without a binary agents run that of this process.
+    /// Uses a folder, which is made if there is none. Without a binary agents run that of this
+    /// process.
     pub fn open(directory: &Path, binary: Option<PathBuf>) -> io::Result<Self> {
         let kind =
             ProviderKind::Process { directory: directory.to_owned(), binary: binary.clone() };
@@ -73,7 +75,8 @@ impl ProcessProvider {
         Ok(Self { directory: Directory::open(directory)?, binary, kind })
     }
 
-    /// Ends every machine in the folder, for whoever ends the cluster. Answers with how many there were.
+    /// Ends every machine in the folder, for whoever ends the cluster. Answers with how many there
+    /// were.
     pub fn end_all(&self, limit: Duration) -> io::Result<usize> {
         let deadline = Instant::now() + limit;
         let mut ended = 0;
@@ -105,7 +108,8 @@ impl ProcessProvider {
         }
     }
 
-    /// A machine of another host, or of another folder, cannot be seen from here: that it is not found does not mean that it is gone.
+    /// A machine of another host, or of another folder, cannot be seen from here: that it is not
+    /// found does not mean that it is gone.
     fn refuse_elsewhere(&self, provider_id: &str) -> Result<(), ProviderError> {
         let (own, scope) = (self.directory.scope(), scope_of(provider_id));
         if scope.is_none_or(|scope| scope == own) {
@@ -329,7 +333,8 @@ impl ProcessProvider {
         if self.has_agent(instance)? {
             return Ok(say(MachineState::Up, ""));
         }
-        // Whoever starts the agent holds the lock until it runs: only then is it known that none does.
+        // Whoever starts the agent holds the lock until it runs: only then is it known that none
+        // does.
         let _lock = match folder.lock(Instant::now())? {
             Ok(lock) => lock,
             Err(NotLocked::Absent) => return Ok(say(MachineState::Gone, "")),

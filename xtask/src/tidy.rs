@@ -5,6 +5,7 @@
 
 mod bounds;
 mod public_docs;
+mod words;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -83,6 +84,8 @@ pub(crate) const CHECKS: &[Check] = &[
     ("one-way", one_way),
     ("arrows", arrows::check),
     ("bounds", bounds::check),
+    ("comment-width", words::comment_width),
+    ("type-names", words::type_names),
 ];
 
 /// The text of every file that is checked, by its path from the root with `/` between folders.

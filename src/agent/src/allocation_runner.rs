@@ -1,7 +1,9 @@
-//! One allocation as a pure machine: its tasks together, the leader task, the order of stopping, and the status that is reported.
-//! It does no I/O: the shell (or the simulation, for thousands at once) performs its actions and feeds back what happened.
+//! One allocation as a pure machine: its tasks together, the leader task, the order of stopping,
+//! and the status that is reported. It does no I/O: the shell (or the simulation, for thousands at
+//! once) performs its actions and feeds back what happened.
 //!
-//! A terminal status is reported only when no task's process can exist any more: the servers give its resources away then.
+//! A terminal status is reported only when no task's process can exist any more: the servers give
+//! its resources away then.
 
 use std::collections::BTreeMap;
 
@@ -153,8 +155,8 @@ impl AllocationRunner {
         self.changed |= out.len() > before;
     }
 
-    /// The servers have said what it is to be: of another version of the job as it runs, after a start of the agent, or without the shutdown delays that
-    /// it waits for.
+    /// The servers have said what it is to be: of another version of the job as it runs, after a
+    /// start of the agent, or without the shutdown delays that it waits for.
     pub(crate) fn revise(&mut self, policy: &GroupPolicy, now: Moment) {
         if let Stopping::Delay(until_ms) = &mut self.stopping
             && policy.shutdown_delay_ms == 0
@@ -271,7 +273,8 @@ impl AllocationRunner {
         runs.filter(|(_, run)| run.ends_to_restart()).map(|(at, run)| (at, run.attempt)).collect()
     }
 
-    /// Runs all tasks anew, those that have ended too. False: the allocation has ended, or is to end, so that its resources are given to others.
+    /// Runs all tasks anew, those that have ended too. False: the allocation has ended, or is to
+    /// end, so that its resources are given to others.
     pub(crate) fn restart_all(&mut self, now: Moment, out: &mut Vec<Action>) -> bool {
         if self.is_terminal() || self.is_stopping() {
             return false;
@@ -335,7 +338,8 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// A run that was asked for never began: [`Self::start`] asks for it again, which does not count as a restart.
+    /// A run that was asked for never began: [`Self::start`] asks for it again, which does not
+    /// count as a restart.
     pub(crate) fn never_started(
         &mut self,
         policy: &GroupPolicy,
@@ -347,7 +351,8 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// A task's run was lost together with the agent that watched it. That is no failure: [`Self::start`] runs it again at once, and no restart is counted.
+    /// A task's run was lost together with the agent that watched it. That is no failure:
+    /// [`Self::start`] runs it again at once, and no restart is counted.
     pub(crate) fn lost(
         &mut self,
         policy: &GroupPolicy,
@@ -359,8 +364,9 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// A task's run was found again: asks again for what was under way with it when the agent ended. The others are asked when theirs are found:
-    /// there are programs that end at once, and badly, when they are signalled a second time.
+    /// A task's run was found again: asks again for what was under way with it when the agent
+    /// ended. The others are asked when theirs are found: there are programs that end at once, and
+    /// badly, when they are signalled a second time.
     pub(crate) fn resume(
         &mut self,
         policy: &GroupPolicy,

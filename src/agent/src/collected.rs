@@ -1,7 +1,8 @@
 //! Allocations that have ended here and are kept no more.
 //!
-//! A server that is behind, or that was restored from a copy, may still say that one of them is to run. It is not run again: how it ended is said
-//! again instead, which who knows of the end does not listen to.
+//! A server that is behind, or that was restored from a copy, may still say that one of them is to
+//! run. It is not run again: how it ended is said again instead, which who knows of the end does
+//! not listen to.
 
 use std::collections::{BTreeMap, VecDeque};
 

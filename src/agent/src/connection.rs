@@ -1,8 +1,10 @@
-//! Connections to the servers: which server is asked, when another one is tried, and how long a call may take.
-//! Any server answers any call, so the agent stays with one until it fails and then goes round.
+//! Connections to the servers: which server is asked, when another one is tried, and how long a
+//! call may take. Any server answers any call, so the agent stays with one until it fails and then
+//! goes round.
 //!
-//! A channel carries at most [`NODES_PER_CHANNEL`] nodes: each holds one endless stream and a server admits 200 streams per
-//! connection unless told otherwise; a call that waits for a stream would look like a dead server.
+//! A channel carries at most [`NODES_PER_CHANNEL`] nodes: each holds one endless stream and a
+//! server admits 200 streams per connection unless told otherwise; a call that waits for a stream
+//! would look like a dead server.
 
 use std::{
     sync::Arc,
@@ -32,10 +34,12 @@ const SERVERS_MAX: usize = 32;
 /// Nodes of this process that register at the same time.
 const REGISTERING_MAX: usize = 64;
 
-/// The log says that no server serves this process when none has for this long: an election is no news.
+/// The log says that no server serves this process when none has for this long: an election is no
+/// news.
 const SILENCE_SAID: Duration = Duration::from_secs(4);
 
-/// Whether any server serves this process, for two lines of the log: a server that answers without a leader does not.
+/// Whether any server serves this process, for two lines of the log: a server that answers without
+/// a leader does not.
 #[derive(Debug, Default)]
 struct Reach {
     /// The first call in vain since the last that was answered.
@@ -45,7 +49,8 @@ struct Reach {
 }
 
 impl Reach {
-    /// A call was tried on all servers in vain. Returns how long that has been so, if it is to be said.
+    /// A call was tried on all servers in vain. Returns how long that has been so, if it is to be
+    /// said.
     fn failed(&mut self, now: Instant) -> Option<Duration> {
         let since = *self.silent_since.get_or_insert(now);
         let silence = now.saturating_duration_since(since);
@@ -77,7 +82,8 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Knows these addresses (`host:port`, with or without `http://`) and reaches them by this transport.
+    /// Knows these addresses (`host:port`, with or without `http://`) and reaches them by this
+    /// transport.
     pub(crate) fn new(
         addresses: &[String],
         transport: Arc<dyn Transport>,
@@ -212,7 +218,8 @@ impl Connection {
         &self.servers
     }
 
-    /// The server behind that mark is of no use: the next one is asked, unless somebody has moved on already.
+    /// The server behind that mark is of no use: the next one is asked, unless somebody has moved
+    /// on already.
     pub(crate) fn failed(&self, position: usize) {
         let next = position.saturating_add(1).checked_rem(self.servers.count()).unwrap_or(0);
         let moved =

@@ -1,5 +1,5 @@
-//! The environment that a task gets: Nomad's names, then the task's own, interpolated. Nothing of the agent's environment gets in
-//! but the few variables that a program on this host needs.
+//! The environment that a task gets: Nomad's names, then the task's own, interpolated. Nothing of
+//! the agent's environment gets in but the few variables that a program on this host needs.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,8 +15,9 @@ const HOST_VARIABLES: [&str; 7] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "
 
 /// The names for a task: its whole environment, other spellings of it, and the node's properties.
 ///
-/// Meta may refer to what stands before it and to the node, a task's own variables to meta as well, neither to its own kind. What this takes is
-/// many times what the job says: it is made when a task is started, for a few of them at a time, and not kept.
+/// Meta may refer to what stands before it and to the node, a task's own variables to meta as well,
+/// neither to its own kind. What this takes is many times what the job says: it is made when a task
+/// is started, for a few of them at a time, and not kept.
 pub(crate) fn names(
     spec: &AllocationSpec,
     task: &TaskSpec,
@@ -25,7 +26,8 @@ pub(crate) fn names(
     room: &mut Room,
 ) -> Result<Names, TooLong> {
     let mut env = host_variables();
-    // A job that names no region says `global`: what asks for that is refused where the servers have a name of their own.
+    // A job that names no region says `global`: what asks for that is refused where the servers
+    // have a name of their own.
     let region = node.get("node.region").unwrap_or(&spec.region);
     identity(spec, task, region, &mut env);
     let own = directory.task(&task.name);
@@ -56,8 +58,9 @@ fn expanded<'a>(
     pairs.map(|(key, value)| Ok((pair(key)?, pair(value)?))).collect()
 }
 
-/// Gives variables to the environment under names that it can have. A name that is taken stays: another one that would become the same is
-/// kept as the job spells it. `NOMAD_META_a.b` is there with the dot, as in Nomad, and where that is free also in a form for shells.
+/// Gives variables to the environment under names that it can have. A name that is taken stays:
+/// another one that would become the same is kept as the job spells it. `NOMAD_META_a.b` is there
+/// with the dot, as in Nomad, and where that is free also in a form for shells.
 fn publish(variables: BTreeMap<String, String>, names: &mut Names) {
     let mut env = BTreeMap::new();
     let (fitting, others): (Vec<_>, Vec<_>) =
@@ -268,7 +271,8 @@ mod tests {
         }
     }
 
-    /// Two keys never share a variable unless they are equal but for case; each reference finds its own.
+    /// Two keys never share a variable unless they are equal but for case; each reference finds its
+    /// own.
     #[test]
     fn meta_keys_that_differ_stay_different() {
         let meta = |keys: &[&str]| -> BTreeMap<String, String> {

@@ -1,4 +1,5 @@
-//! What an agent's HTTP service stands for. Who serves it is told at the start: this package knows no HTTP.
+//! What an agent's HTTP service stands for. Who serves it is told at the start: this package knows
+//! no HTTP.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Durable small files: whole or not at all, also after power loss. Everything the agent and its executors must not forget goes
-//! through here.
+//! Durable small files: whole or not at all, also after power loss. Everything the agent and its
+//! executors must not forget goes through here.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,7 +16,8 @@ use super::{
     task_runner::{EVENTS_MAX, MESSAGE_BYTES_MAX},
 };
 
-/// Largest file that [`read_json`] takes and [`write_json`] makes, bytes: what an allocation of the largest job needs, with all events of its tasks.
+/// Largest file that [`read_json`] takes and [`write_json`] makes, bytes: what an allocation of the
+/// largest job needs, with all events of its tasks.
 pub(crate) const FILE_BYTES_MAX: u64 = 64 << 20;
 /// JSON needs up to six bytes for one.
 const _: () = {
@@ -24,7 +25,8 @@ const _: () = {
     assert!(6 * (limits::JOB_BYTES_MAX + events) as u64 <= FILE_BYTES_MAX);
 };
 
-/// Replaces `path` by these bytes: temporary file, fsync, rename, fsync of the directory. Readable by the owner alone.
+/// Replaces `path` by these bytes: temporary file, fsync, rename, fsync of the directory. Readable
+/// by the owner alone.
 pub(crate) fn write_durable(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = path.parent().ok_or_else(|| io::Error::other("a file needs a directory"))?;
     let mut temporary = path.as_os_str().to_owned();

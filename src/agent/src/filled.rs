@@ -1,8 +1,9 @@
-//! How much of the disk the allocations of this agent have filled, also those that have ended and are kept. What they have filled goes with them: it is
-//! part of what the node has, however often its agent starts.
+//! How much of the disk the allocations of this agent have filled, also those that have ended and
+//! are kept. What they have filled goes with them: it is part of what the node has, however often
+//! its agent starts.
 //!
-//! A look at folders that tasks write into: by descriptors, along no link and over no mount, and no further than [`ENTRIES_MAX`] and [`DEPTH_MAX`]. What
-//! is beyond counts as filled by others.
+//! A look at folders that tasks write into: by descriptors, along no link and over no mount, and no
+//! further than [`ENTRIES_MAX`] and [`DEPTH_MAX`]. What is beyond counts as filled by others.
 
 use std::{collections::BTreeMap, os::fd::OwnedFd, path::Path};
 
@@ -47,7 +48,8 @@ struct Look {
     bytes: u64,
     /// Entries that are still looked at.
     left: u32,
-    /// Of files with several names, those that were seen. One that has a name elsewhere does not go with an allocation.
+    /// Of files with several names, those that were seen. One that has a name elsewhere does not go
+    /// with an allocation.
     names_seen: BTreeMap<(u64, u64), u64>,
 }
 

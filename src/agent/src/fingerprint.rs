@@ -1,4 +1,5 @@
-//! What this machine is and has, in Nomad's names for it. Read once at start; what cannot be read is left out.
+//! What this machine is and has, in Nomad's names for it. Read once at start; what cannot be read
+//! is left out.
 
 use std::{
     collections::BTreeMap,
@@ -90,7 +91,8 @@ pub(crate) fn fingerprint(
     for (key, value) in memory_nodes(Path::new("/sys/devices/system/node")) {
         set(&key, value);
     }
-    // A job that asks for services of Nomad's own kind is taken; docs/from-nomad.md says what becomes of them.
+    // A job that asks for services of Nomad's own kind is taken; docs/from-nomad.md says what
+    // becomes of them.
     set("nomad.service_discovery", "true".to_owned());
     set("nomad.version", ground::version::NOMAD.to_owned());
     set("quorate.version", ground::version::QUORATE.to_owned());
@@ -181,7 +183,8 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Name and version. Distributions keep the version in full in files of their own: `12.5`, where `os-release` says `12`.
+/// Name and version. Distributions keep the version in full in files of their own: `12.5`, where
+/// `os-release` says `12`.
 fn operating_system(os_release: &str, read: impl Fn(&str) -> String) -> (String, String) {
     let value = |key: &str| {
         let found = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
@@ -212,7 +215,8 @@ fn host_id(texts: impl Iterator<Item = String>) -> String {
     ids.next().unwrap_or_default()
 }
 
-/// What the kernel understands of Landlock, if that is turned on. Only a system call tells it in numbers; each version came with a kernel.
+/// What the kernel understands of Landlock, if that is turned on. Only a system call tells it in
+/// numbers; each version came with a kernel.
 fn landlock(modules: &str, release: &str) -> String {
     const SINCE: [((u32, u32), u32); 7] = [
         ((6, 15), 7),

@@ -1,7 +1,9 @@
-//! Whether an allocation is healthy in its deployment, as a pure machine: all of its tasks run for long enough, or one has ended, or its time is over.
+//! Whether an allocation is healthy in its deployment, as a pure machine: all of its tasks run for
+//! long enough, or one has ended, or its time is over.
 //!
-//! It decides once for each deployment, also over restarts of the agent: it is stored with the allocation. Until checks of services run, tasks are all
-//! that is looked at. It must never decide anew: the servers count what it says.
+//! It decides once for each deployment, also over restarts of the agent: it is stored with the
+//! allocation. Until checks of services run, tasks are all that is looked at. It must never decide
+//! anew: the servers count what it says.
 
 use fsm::DeploymentId;
 use proto::v1;
@@ -37,7 +39,8 @@ impl HealthPolicy {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct HealthWatch {
     policy: Option<HealthPolicy>,
-    /// Since when it is watched for this deployment: tasks that run on through an update in place count from here.
+    /// Since when it is watched for this deployment: tasks that run on through an update in place
+    /// count from here.
     #[serde(default)]
     since_ms: u64,
     /// Since when all tasks have been running.

@@ -1,4 +1,5 @@
-//! A node's standing with the servers: registration, heartbeats, readiness, and the stream of its allocations.
+//! A node's standing with the servers: registration, heartbeats, readiness, and the stream of its
+//! allocations.
 //!
 //! ```text
 //!  register ─► all statuses ─► Ready ─► heartbeat … ─┬─ INITIALIZING: all statuses, Ready
@@ -6,7 +7,8 @@
 //!     └──────────────────────────────────────────────┘
 //!  stream: complete set, then changes; when it breaks: heartbeat at once, another server, complete set again
 //! ```
-//! The node is ready only after the servers have every status: otherwise they would judge its allocations by old ones.
+//! The node is ready only after the servers have every status: otherwise they would judge its
+//! allocations by old ones.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -94,15 +96,17 @@ struct Seen {
 }
 
 impl Seen {
-    /// What a registration saw is the least that a stream has to show: also of what was placed before the agent started.
+    /// What a registration saw is the least that a stream has to show: also of what was placed
+    /// before the agent started.
     fn begin(&mut self, registered: Registered) {
         if self.registered != Some(registered) {
             *self = Self { registered: Some(registered), index: registered.index };
         }
     }
 
-    /// Refuses what is older than what was shown before: in the whole set of a server that lags, what is new is missing, and would be taken for gone.
-    /// A server that is asked for an index shows nothing older, and says when nobody has it any more: then the node registers again.
+    /// Refuses what is older than what was shown before: in the whole set of a server that lags,
+    /// what is new is missing, and would be taken for gone. A server that is asked for an index
+    /// shows nothing older, and says when nobody has it any more: then the node registers again.
     fn check(&mut self, index: u64) -> Result<(), Status> {
         if index < self.index {
             let known = self.index;
@@ -392,7 +396,8 @@ impl<N: Node> Standing<N> {
         let mut backoff = Backoff::new(SAY_RETRY_MAX, self.seed());
         loop {
             let mut answer = self.say_once(current.incarnation, &found).await;
-            // After a missed heartbeat the servers first want a report, which a node without allocations has had no reason to send.
+            // After a missed heartbeat the servers first want a report, which a node without
+            // allocations has had no reason to send.
             if answer.as_ref().is_err_and(|status| status.code() == Code::FailedPrecondition) {
                 self.node.report_all();
                 if timeout(STATUSES_TIMEOUT, self.outbox.empty()).await.is_err() {

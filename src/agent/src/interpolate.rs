@@ -1,11 +1,12 @@
-//! `${…}` in what a job says: environment, meta, driver configuration, user. What is not known stays as it is written, so that a
-//! shell's own `${X}` in an argument survives.
+//! `${…}` in what a job says: environment, meta, driver configuration, user. What is not known
+//! stays as it is written, so that a shell's own `${X}` in an argument survives.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::Value;
 
-/// What the texts of one task may come to together, bytes: more than the kernel passes on to a program.
+/// What the texts of one task may come to together, bytes: more than the kernel passes on to a
+/// program.
 const EXPANDED_BYTES_MAX: usize = 4 << 20;
 
 /// How much longer the texts of one task may still become.
@@ -37,7 +38,8 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Replaces every known `${name}`. Each part of the text is looked at once: what opens again before it closes is no name.
+    /// Replaces every known `${name}`. Each part of the text is looked at once: what opens again
+    /// before it closes is no name.
     pub(crate) fn expand(&self, text: &str, room: &mut Room) -> Result<String, TooLong> {
         let mut out = String::new();
         let mut push = |part: &str| {

@@ -1,4 +1,5 @@
-//! The node agent: offers a machine to the servers, runs the allocations they place on it, and tells how they fare.
+//! The node agent: offers a machine to the servers, runs the allocations they place on it, and
+//! tells how they fare.
 //!
 //! ```text
 //!  heartbeat.rs ── register, heartbeat, ready ──► servers ◄── status.rs (batches, until acknowledged)
@@ -8,10 +9,12 @@
 //!                                            │ drives allocation_runner.rs (pure: task_runner.rs, restart.rs)
 //!                                            ▼ driver/ ── executor/ (a process per run, outlives the agent)
 //! ```
-//! Invariants: the servers decide what runs, the agent never invents an allocation; tasks outlive the agent; what the agent must not
-//! forget is on disk before it acts on it. With `simulate`, many mock nodes share this process and none of the I/O.
+//! Invariants: the servers decide what runs, the agent never invents an allocation; tasks outlive
+//! the agent; what the agent must not forget is on disk before it acts on it. With `simulate`, many
+//! mock nodes share this process and none of the I/O.
 
-// What comes from jobs, servers, tasks and files is added up here: a sum that does not fit must not end the agent, at each of its starts.
+// What comes from jobs, servers, tasks and files is added up here: a sum that does not fit must not
+// end the agent, at each of its starts.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod allocation_runner;
@@ -142,8 +145,9 @@ impl std::fmt::Debug for LocalHandle {
 }
 
 impl Agent {
-    /// Starts an agent (or a simulation) in the present runtime, and its HTTP, which `serve` answers, on the threads of `edge`, so that no request
-    /// holds up the heartbeats or a task. Returns when it serves HTTP; it may not be registered yet.
+    /// Starts an agent (or a simulation) in the present runtime, and its HTTP, which `serve`
+    /// answers, on the threads of `edge`, so that no request holds up the heartbeats or a task.
+    /// Returns when it serves HTTP; it may not be registered yet.
     pub async fn start(
         mut settings: AgentSettings,
         edge: &rt::Threads,
@@ -238,7 +242,8 @@ impl Agent {
         })
     }
 
-    /// Starts the agent of a simulated machine: it follows the servers as any other does, and serves no files.
+    /// Starts the agent of a simulated machine: it follows the servers as any other does, and
+    /// serves no files.
     pub fn start_simulated(
         settings: AgentSettings,
         machine: SimulatedMachine,
@@ -272,7 +277,8 @@ impl Agent {
         self.node_id
     }
 
-    /// Has the tasks of an allocation run anew. Returns when that is ordered, or why it is not; does not wait for their end.
+    /// Has the tasks of an allocation run anew. Returns when that is ordered, or why it is not;
+    /// does not wait for their end.
     pub async fn restart_tasks(&self, allocation: fsm::AllocationId) -> Result<(), String> {
         let node = &self.node.as_ref().ok_or("simulated nodes take no orders")?.node;
         node.give(allocation, Order::Restart { task: None }).await.map(drop)

@@ -1,4 +1,5 @@
-//! What this machine and the processes of its tasks use: processors, memory, disks, from `/proc`. What cannot be read is left out.
+//! What this machine and the processes of its tasks use: processors, memory, disks, from `/proc`.
+//! What cannot be read is left out.
 
 use std::{collections::HashMap, fs, hash::BuildHasher, path::Path};
 

@@ -1,4 +1,5 @@
-//! The node's metadata: what its configuration says, and over it what operators have set while it ran, which a restart keeps.
+//! The node's metadata: what its configuration says, and over it what operators have set while it
+//! ran, which a restart keeps.
 //!
 //! A change is durable before it is told to anybody; the node then registers with it.
 

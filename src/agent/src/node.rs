@@ -1,5 +1,6 @@
-//! The real node: which allocations it has, which of them wait for others, and which of their directories are kept.
-//! It follows the servers' wishes and decides nothing by itself; each allocation runs in its own shell.
+//! The real node: which allocations it has, which of them wait for others, and which of their
+//! directories are kept. It follows the servers' wishes and decides nothing by itself; each
+//! allocation runs in its own shell.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,8 +46,8 @@ struct Inner {
     suspended: bool,
     /// Rises with each entry, so that the oldest ended ones are known.
     received: u64,
-    /// What is stored of these cannot be read, and something may live of them: by task, the newest attempt that is known. They are left alone until the
-    /// servers say what is to become of them.
+    /// What is stored of these cannot be read, and something may live of them: by task, the newest
+    /// attempt that is known. They are left alone until the servers say what is to become of them.
     strays: Survivors,
     /// What has ended here and is kept no more.
     collected: Collected,
@@ -87,7 +88,8 @@ impl Entry {
 }
 
 impl LocalNode {
-    /// A node with what the state directory holds; what runs goes on, and what was down waits for the servers.
+    /// A node with what the state directory holds; what runs goes on, and what was down waits for
+    /// the servers.
     pub(crate) fn restore(shared: Arc<Shared>, ended_max: usize) -> io::Result<Arc<Self>> {
         let loaded = shared.state.load()?;
         let node = Arc::new(Self { shared, ended_max, inner: Mutex::default() });
@@ -102,7 +104,8 @@ impl LocalNode {
         Ok(node)
     }
 
-    /// What lives, or may live, of allocations that nothing can be read of. What is left of the others does no harm, and is deleted.
+    /// What lives, or may live, of allocations that nothing can be read of. What is left of the
+    /// others does no harm, and is deleted.
     fn strays(&self, loaded: &Loaded) -> Survivors {
         let state = &self.shared.state;
         let known: BTreeSet<_> = loaded.stored.iter().map(|stored| stored.spec.id).collect();
@@ -252,7 +255,8 @@ impl LocalNode {
         self.shared.too_long.load(Ordering::Relaxed)
     }
 
-    /// Deletes what is kept of an ended allocation, or of all, whose end the servers know; how many there were.
+    /// Deletes what is kept of an ended allocation, or of all, whose end the servers know; how many
+    /// there were.
     pub fn collect(&self, of: Option<AllocationId>) -> usize {
         let collected = {
             let mut inner = self.lock();
@@ -396,7 +400,8 @@ impl LocalNode {
         self.shared.outbox.forget(id);
     }
 
-    /// Starts what no longer waits, tells ends that passed the servers by, and deletes what is no longer wanted.
+    /// Starts what no longer waits, tells ends that passed the servers by, and deletes what is no
+    /// longer wanted.
     fn settle(&self) {
         let mut guard = self.lock();
         let inner = &mut *guard;
@@ -441,7 +446,8 @@ impl LocalNode {
         }
     }
 
-    /// Tells the servers, once, why an allocation is not started yet: the machine is short of something.
+    /// Tells the servers, once, why an allocation is not started yet: the machine is short of
+    /// something.
     fn refuse(&self, id: AllocationId, waiting: &mut Waiting, why: &str) {
         if std::mem::replace(&mut waiting.is_told, true) {
             return;
@@ -455,8 +461,9 @@ impl LocalNode {
         self.shared.outbox.report(id, runner.status(policy, id.0));
     }
 
-    /// Reports ends again that the servers took for older than what they know of: an agent that could not store what it had reported counts from
-    /// before that when it is started again, and what has ended makes no more news.
+    /// Reports ends again that the servers took for older than what they know of: an agent that
+    /// could not store what it had reported counts from before that when it is started again, and
+    /// what has ended makes no more news.
     fn insist(&self, inner: &Inner) {
         for (id, entry) in &inner.entries {
             let known = entry.wish.borrow().sequence;
@@ -468,7 +475,8 @@ impl LocalNode {
         }
     }
 
-    /// Ended allocations that the servers have forgotten, and the oldest beyond the limit that they know the end of.
+    /// Ended allocations that the servers have forgotten, and the oldest beyond the limit that they
+    /// know the end of.
     fn doomed(&self, inner: &Inner) -> Vec<AllocationId> {
         let ended = inner.entries.iter().filter(|(_, entry)| entry.is_terminal());
         let (forgotten, kept): (Vec<_>, Vec<_>) = ended.partition(|(_, entry)| entry.forgotten);
@@ -480,7 +488,8 @@ impl LocalNode {
     }
 }
 
-/// Runs the shell of an allocation. Whatever is wrong with that one ends here: its processes are ended, and it is reported as failed.
+/// Runs the shell of an allocation. Whatever is wrong with that one ends here: its processes are
+/// ended, and it is reported as failed.
 async fn run_alone(
     shared: Arc<Shared>,
     id: AllocationId,
@@ -557,8 +566,8 @@ impl Node for LocalNode {
                         self.shared.outbox.forget(*id);
                     }
                 }
-                // The set leaves out what has ended, also what the servers gave up while the machine was away: that keeps its folder until there are too
-                // many of them.
+                // The set leaves out what has ended, also what the servers gave up while the
+                // machine was away: that keeps its folder until there are too many of them.
                 let known = inner.waiting.keys().chain(inner.strays.keys());
                 gone.extend(known.filter(|id| !present.contains(id)).copied());
             }
@@ -726,7 +735,8 @@ mod tests {
         assert_eq!(started(&node), [(2, false)], "the second is told again first");
     }
 
-    /// A server that is behind says that it is to run, when its end is known to the others and its directory is gone.
+    /// A server that is behind says that it is to run, when its end is known to the others and its
+    /// directory is gone.
     #[tokio::test]
     async fn what_has_ended_and_is_kept_no_more_is_not_run_again() {
         let directory = tempfile::tempdir().unwrap();
@@ -787,7 +797,8 @@ mod tests {
         tending.abort();
     }
 
-    /// The servers give a port away once its holder is to stop, and leave the wait for its end to the agent.
+    /// The servers give a port away once its holder is to stop, and leave the wait for its end to
+    /// the agent.
     #[tokio::test]
     async fn who_has_a_port_is_waited_for_until_it_has_ended() {
         let directory = tempfile::tempdir().unwrap();

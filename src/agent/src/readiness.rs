@@ -5,8 +5,8 @@
 //!  a task ended ────┼─► check, one at a time ┤
 //!  not ready yet ───┘   (after the interval) └─ nothing new: said to nobody
 //! ```
-//! [`CheckTimer`] decides, without a clock or a process of its own. What a result means is the servers'
-//! business. Nothing here may delay a heartbeat, a status or the stream.
+//! [`CheckTimer`] decides, without a clock or a process of its own. What a result means is the
+//! servers' business. Nothing here may delay a heartbeat, a status or the stream.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,8 +1,10 @@
-//! The restart policy as a pure machine: given how a run of a task ended, says whether and when it runs again.
-//! It holds no timer and reads no clock; the jitter is a function of a seed, so the same history gives the same delays.
+//! The restart policy as a pure machine: given how a run of a task ended, says whether and when it
+//! runs again. It holds no timer and reads no clock; the jitter is a function of a seed, so the
+//! same history gives the same delays.
 //!
-//! A window of `interval_ms` opens at the first end of a run and at the first one after the previous window has passed. Within it
-//! `attempts` restarts are allowed; what happens then is the policy's mode: the task fails, or waits for the next window.
+//! A window of `interval_ms` opens at the first end of a run and at the first one after the
+//! previous window has passed. Within it `attempts` restarts are allowed; what happens then is the
+//! policy's mode: the task fails, or waits for the next window.
 
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +71,8 @@ pub(crate) struct RestartTracker {
 }
 
 impl RestartTracker {
-    /// Takes one end of a run at `now_ms` (time since boot). `restart_on_success` is set for jobs that are to run for ever.
+    /// Takes one end of a run at `now_ms` (time since boot). `restart_on_success` is set for jobs
+    /// that are to run for ever.
     pub(crate) fn decide(
         &mut self,
         policy: &RestartPolicy,

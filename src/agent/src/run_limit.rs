@@ -1,7 +1,8 @@
-//! The longest run of an allocation, as a pure machine: when it is over, and that it was the reason of the end.
+//! The longest run of an allocation, as a pure machine: when it is over, and that it was the reason
+//! of the end.
 //!
-//! It counts from when the agent took the allocation up, whatever its tasks do, and over restarts of the agent and of the machine. A new version of the
-//! job may move the end of what runs.
+//! It counts from when the agent took the allocation up, whatever its tasks do, and over restarts
+//! of the agent and of the machine. A new version of the job may move the end of what runs.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +11,8 @@ use super::time::Moment;
 /// What the servers are told of an allocation that ran too long.
 pub(crate) const RUN_TIME_OVER: &str = fsm::allocation::RUN_TIME_OVER;
 
-/// How long a run goes on at most, after a start of the agent, until the servers have said how long it may take. By then they end it themselves.
+/// How long a run goes on at most, after a start of the agent, until the servers have said how long
+/// it may take. By then they end it themselves.
 const HOLD_MS: u64 = 30_000;
 
 /// The watch over one allocation's run. Times are ms.
@@ -36,14 +38,15 @@ impl RunLimit {
         Self { max_ms, began_ms, began_wall_ms, ..Self::default() }
     }
 
-    /// The servers have said which version of the job it is of. Whether that gives the run another length, which is to be stored.
+    /// The servers have said which version of the job it is of. Whether that gives the run another
+    /// length, which is to be stored.
     pub(crate) fn revise(&mut self, max_ms: u64) -> bool {
         self.held_until_ms = 0;
         std::mem::replace(&mut self.max_ms, max_ms) != max_ms
     }
 
-    /// The agent has started again, and a version that gives the run more time may have come meanwhile: the run goes on until the servers are heard, or
-    /// [`HOLD_MS`] are over.
+    /// The agent has started again, and a version that gives the run more time may have come
+    /// meanwhile: the run goes on until the servers are heard, or [`HOLD_MS`] are over.
     pub(crate) fn hold(&mut self, now: Moment) {
         self.held_until_ms = now.since_boot_ms.saturating_add(HOLD_MS);
     }
@@ -55,7 +58,8 @@ impl RunLimit {
         }
     }
 
-    /// The machine has booted: its clock begins anew. What was run before is known by the wall clock.
+    /// The machine has booted: its clock begins anew. What was run before is known by the wall
+    /// clock.
     pub(crate) fn begin_again(&mut self, now: Moment) {
         self.before_ms = now.wall_ms.saturating_sub(self.began_wall_ms);
         self.began_ms = now.since_boot_ms;

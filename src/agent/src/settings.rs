@@ -1,5 +1,5 @@
-//! What an agent is told by its operator. Parsing files, the environment and flags is the configuration's business; this is the
-//! validated result.
+//! What an agent is told by its operator. Parsing files, the environment and flags is the
+//! configuration's business; this is the validated result.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -50,7 +50,8 @@ pub struct AgentSettings {
     pub free_bytes_min: u64,
     /// Ended allocations whose directories are kept.
     pub ended_allocations_max: usize,
-    /// Stop the tasks when the agent is asked to end. They are not failed: they start again with the agent, as the same allocations.
+    /// Stop the tasks when the agent is asked to end. They are not failed: they start again with
+    /// the agent, as the same allocations.
     pub stop_tasks_on_exit: bool,
     /// Instead of one real node, this many mock nodes.
     pub simulate: Option<u32>,

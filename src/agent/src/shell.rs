@@ -1,5 +1,5 @@
-//! The shell around one allocation's machine: does what the machine asks for, tells it what happened, stores how far it got, and
-//! reports. One task of the runtime per allocation.
+//! The shell around one allocation's machine: does what the machine asks for, tells it what
+//! happened, stores how far it got, and reports. One task of the runtime per allocation.
 //!
 //! Order of things: a change is stored before it is reported and before what it asks for is done.
 
@@ -39,7 +39,8 @@ use super::{
 
 /// Pause before a kill that could not be delivered is tried again.
 const KILL_RETRY: Duration = Duration::from_secs(1);
-/// Pause before a directory is prepared again that a shortage of the machine has spoiled; it doubles up to the longest.
+/// Pause before a directory is prepared again that a shortage of the machine has spoiled; it
+/// doubles up to the longest.
 const SHORTAGE_PAUSE: Duration = Duration::from_secs(1);
 const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(30);
 
@@ -167,16 +168,18 @@ pub(crate) struct Shell {
     taken: Option<Arc<AllocationSpec>>,
     runner: AllocationRunner,
     directory: AllocationDirectory,
-    /// Invariant: nothing runs or starts while this is so. What was down may have been given up and run elsewhere by now: the servers are heard first.
+    /// Invariant: nothing runs or starts while this is so. What was down may have been given up and
+    /// run elsewhere by now: the servers are heard first.
     held: bool,
-    /// A start that the last agent did not come to make waits while this is so: nothing runs of it yet, and the servers may have changed their minds. What
-    /// does run goes on, restarts included.
+    /// A start that the last agent did not come to make waits while this is so: nothing runs of it
+    /// yet, and the servers may have changed their minds. What does run goes on, restarts included.
     unheard: bool,
     runs: Vec<Option<Run>>,
     view: Arc<Mutex<View>>,
     wishes: watch::Receiver<Wish>,
     orders: mpsc::Receiver<Ordered>,
-    /// Who asked for restarts and still waits. Each is a request with a connection of its own, whose bound is theirs.
+    /// Who asked for restarts and still waits. Each is a request with a connection of its own,
+    /// whose bound is theirs.
     restarts: Vec<AwaitedRestart>,
     happenings: FuturesUnordered<BoxFuture<'static, Happening>>,
     actions: Vec<Action>,
@@ -277,7 +280,8 @@ impl Shell {
         let may_live = matches!(origin, Origin::Stored { suspended: false, booted: false });
         match self.prepare(is_new, may_live).await {
             Ok(()) => {}
-            // What its tasks need was prepared when it was received. They may run: that is no reason to give them up.
+            // What its tasks need was prepared when it was received. They may run: that is no
+            // reason to give them up.
             Err(error) if may_live => {
                 tracing::warn!(allocation = %self.spec.id, %error, "cannot prepare the directory of an allocation again");
             }
@@ -315,8 +319,8 @@ impl Shell {
         }
     }
 
-    /// Makes the directory. A shortage of the machine is waited out, until the allocation is to end or its agent does; where processes may
-    /// live that need the directory no more, it is not.
+    /// Makes the directory. A shortage of the machine is waited out, until the allocation is to end
+    /// or its agent does; where processes may live that need the directory no more, it is not.
     async fn prepare(&mut self, is_new: bool, may_live: bool) -> io::Result<()> {
         let mut pause = SHORTAGE_PAUSE;
         loop {
@@ -444,7 +448,8 @@ impl Shell {
         }
     }
 
-    /// The answer to a restart comes when the tasks have ended, that to a signal when it was delivered.
+    /// The answer to a restart comes when the tasks have ended, that to a signal when it was
+    /// delivered.
     fn carry_out(&mut self, order: &Order, answer: oneshot::Sender<Result<(), String>>) {
         let now = self.shared.clock.now();
         let name = order.task();
@@ -595,7 +600,8 @@ impl Shell {
         let live: Vec<_> = (0..self.runs.len())
             .filter(|task| self.runner.tasks()[*task].may_have_process())
             .collect();
-        // What is still being started is waited for: it would live on otherwise. What is only to be started has no process.
+        // What is still being started is waited for: it would live on otherwise. What is only to be
+        // started has no process.
         while live.iter().any(|task| self.is_starting(*task)) {
             match self.happenings.next().await {
                 Some(happening) => self.take(happening),
@@ -663,7 +669,8 @@ impl Shell {
     }
 }
 
-/// Finds a task's run again. What cannot be found nobody would watch or end: it is killed before anybody is told.
+/// Finds a task's run again. What cannot be found nobody would watch or end: it is killed before
+/// anybody is told.
 async fn recover(context: TaskContext, run_started_at_ms: u64) -> Result<Recovered, StartError> {
     let found = driver::recover(&context, run_started_at_ms).await;
     while found.is_err() {

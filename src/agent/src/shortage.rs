@@ -1,4 +1,5 @@
-//! What this machine is short of: open files, threads, memory, disk. An agent that is short refuses new work and goes on with what runs.
+//! What this machine is short of: open files, threads, memory, disk. An agent that is short refuses
+//! new work and goes on with what runs.
 //!
 //! ```text
 //!  measure.rs, each second, on a thread of its own ─┐
@@ -6,8 +7,8 @@
 //!                                                            ├─► node.rs: what was placed waits, and says why
 //!                                                            └─► shell.rs: what fails meanwhile is not the node's fault
 //! ```
-//! It ends by itself: by the next look that finds enough, by a start that works, or after [`MET_HOLD`] without news. Nothing here
-//! fails an allocation.
+//! It ends by itself: by the next look that finds enough, by a start that works, or after
+//! [`MET_HOLD`] without news. Nothing here fails an allocation.
 
 mod measure;
 
@@ -27,7 +28,8 @@ use super::task_runner::Fault;
 
 /// Between two looks at the machine.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
-/// How long work that failed for want of something keeps new work away: longer than the longest pause before the same is tried again.
+/// How long work that failed for want of something keeps new work away: longer than the longest
+/// pause before the same is tried again.
 const MET_HOLD: Duration = Duration::from_secs(45);
 /// Threads for file work that are there from the start, for the time when no more can be had.
 const THREADS_KEPT: usize = 4;
@@ -67,7 +69,8 @@ impl Shortages {
                 let found = measure(&folder, free_bytes_min, was_short);
                 shortages.update(|judge| judge.look(Instant::now(), &found));
                 if was_short && !shortages.lock().is_short_of(Kind::Threads) {
-                    // File work that waits for a thread is looked at again only when more of it comes.
+                    // File work that waits for a thread is looked at again only when more of it
+                    // comes.
                     drop(runtime.spawn_blocking(|| ()));
                 }
                 if left.recv_timeout(LOOK_PAUSE) != Err(mpsc::RecvTimeoutError::Timeout) {
@@ -78,7 +81,8 @@ impl Shortages {
         Ok(Watch(leave))
     }
 
-    /// Work of this agent failed: if that was for want of something, the machine is short of it until such work succeeds.
+    /// Work of this agent failed: if that was for want of something, the machine is short of it
+    /// until such work succeeds.
     pub(crate) fn met(&self, error: &io::Error) {
         if Fault::of(error) == Fault::Shortage {
             self.met_as(&error.to_string());
@@ -141,7 +145,8 @@ impl Shortages {
     }
 }
 
-/// Starts the threads for file work that are kept, in the present runtime. It has to keep idle threads for long.
+/// Starts the threads for file work that are kept, in the present runtime. It has to keep idle
+/// threads for long.
 pub(crate) fn keep_threads() {
     for _ in 0..THREADS_KEPT {
         // Long enough for the next one to need another thread.

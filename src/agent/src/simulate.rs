@@ -1,9 +1,11 @@
-//! Many mock nodes in one process, for trying out servers at scale. Each registers, beats, streams and runs allocations by the same
-//! machines as a real node, but with a table of deadlines in place of processes, shells and files. A restarted simulation has the same
-//! nodes and starts what the servers say is running anew.
+//! Many mock nodes in one process, for trying out servers at scale. Each registers, beats, streams
+//! and runs allocations by the same machines as a real node, but with a table of deadlines in place
+//! of processes, shells and files. A restarted simulation has the same nodes and starts what the
+//! servers say is running anew.
 //!
-//! Sketch for 5,000 nodes × 200 allocations: an allocation is a machine of some 400 bytes and a few events; policies and scripts
-//! are shared by all allocations of a job; a channel to a server carries 60 nodes.
+//! Sketch for 5,000 nodes × 200 allocations: an allocation is a machine of some 400 bytes and a few
+//! events; policies and scripts are shared by all allocations of a job; a channel to a server
+//! carries 60 nodes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque, btree_map::Entry},
@@ -308,7 +310,8 @@ impl SimulatedNode {
             if let Some(old) = allocation.deadline {
                 inner.deadlines.remove(&(old, id));
             }
-            // What is overdue by now comes next, not at once, so that a loop of restarts cannot hold the lock.
+            // What is overdue by now comes next, not at once, so that a loop of restarts cannot
+            // hold the lock.
             let next = next.map(|at| at.max(now.since_boot_ms.saturating_add(1)));
             allocation.deadline = next;
             inner.deadlines.extend(next.map(|at| (at, id)));
@@ -430,7 +433,8 @@ impl Node for SimulatedNode {
             Self::forget(&mut inner, id);
             self.outbox.forget(id);
         }
-        // Of the ended ones some stay, as on a real node; what the servers have not heard of yet stays in any case.
+        // Of the ended ones some stay, as on a real node; what the servers have not heard of yet
+        // stays in any case.
         for _ in self.ended_max..inner.ended.len() {
             let Some(id) = inner.ended.pop_front() else { break };
             if self.outbox.is_pending(id) {

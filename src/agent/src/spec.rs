@@ -1,5 +1,5 @@
-//! What is to be run: the servers' message, checked once at the edge. Names that become parts of paths are checked here and
-//! nowhere else.
+//! What is to be run: the servers' message, checked once at the edge. Names that become parts of
+//! paths are checked here and nowhere else.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use std::{
@@ -21,7 +21,8 @@ use super::{
 
 /// Default of `kill_timeout`, ms.
 const KILL_TIMEOUT_MS: u64 = 5_000;
-/// Longest time between the kill signal and SIGKILL, ms (Nomad's `max_kill_timeout` is 30 s by default and raised by operators).
+/// Longest time between the kill signal and SIGKILL, ms (Nomad's `max_kill_timeout` is 30 s by
+/// default and raised by operators).
 const KILL_TIMEOUT_MS_MAX: u64 = 24 * 3600 * 1000;
 /// Names inside an allocation's directory that no task may have.
 const RESERVED_NAMES: [&str; 3] = [".", "..", "alloc"];
@@ -108,7 +109,8 @@ pub(crate) enum SpecError {
 }
 
 impl AllocationSpec {
-    /// The same with its tasks in the order of those that run: a task is known by its place. None: they are not the same tasks.
+    /// The same with its tasks in the order of those that run: a task is known by its place. None:
+    /// they are not the same tasks.
     pub(crate) fn in_order_of(self: &Arc<Self>, running: &Self) -> Option<Arc<Self>> {
         let places: BTreeMap<&str, usize> =
             running.tasks.iter().zip(0..).map(|(task, place)| (&*task.name, place)).collect();
@@ -127,7 +129,8 @@ impl AllocationSpec {
         Some(Arc::new(ordered))
     }
 
-    /// Checks what was read back: its names become parts of paths, and a task is known by its place.
+    /// Checks what was read back: its names become parts of paths, and a task is known by its
+    /// place.
     pub(crate) fn check(&self) -> Result<(), SpecError> {
         if self.tasks.is_empty() {
             return Err(SpecError::NoTasks);

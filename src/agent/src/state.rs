@@ -1,4 +1,5 @@
-//! The agent's state directory: who the node is, and what it was running. One process at a time holds it, by a lock.
+//! The agent's state directory: who the node is, and what it was running. One process at a time
+//! holds it, by a lock.
 //!
 //! ```text
 //!  data_dir/LOCK  identity.json
@@ -7,10 +8,11 @@
 //!           allocs/<allocation id>/alloc/logs alloc/data
 //!                                  <task>/local  <task>/secrets
 //! ```
-//! `allocs` is what tasks may write into. `runs` is the agent's own: tasks of other users cannot reach it, and no task is told of it.
+//! `allocs` is what tasks may write into. `runs` is the agent's own: tasks of other users cannot
+//! reach it, and no task is told of it.
 //!
-//! Invariants: an attempt is in `state.json` before its executor is launched, so that a restarted agent finds every process; what is stored can
-//! be read back.
+//! Invariants: an attempt is in `state.json` before its executor is launched, so that a restarted
+//! agent finds every process; what is stored can be read back.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use std::{
@@ -67,7 +69,8 @@ impl NodeIdentity {
         Self { generation: GENERATION, node_id, secret, directory_id }
     }
 
-    /// What makes an incarnation: the directory and the boot. Both are random and 16 bytes, so their sum names the pair.
+    /// What makes an incarnation: the directory and the boot. Both are random and 16 bytes, so
+    /// their sum names the pair.
     pub(crate) fn incarnation_identity(&self, boot_id: [u8; 16]) -> [u8; 16] {
         std::array::from_fn(|i| self.directory_id[i].wrapping_add(boot_id[i]))
     }
@@ -100,7 +103,8 @@ impl NodeIdentity {
 pub(crate) struct StoredAllocation {
     pub(crate) generation: u16,
     pub(crate) boot_id: [u8; 16],
-    /// Nothing runs because the agent stopped it when it ended, or the machine has booted: it is to start again.
+    /// Nothing runs because the agent stopped it when it ended, or the machine has booted: it is to
+    /// start again.
     pub(crate) suspended: bool,
     pub(crate) spec: Arc<AllocationSpec>,
     pub(crate) runner: AllocationRunner,
@@ -174,7 +178,8 @@ impl StateDirectory {
         files::create_directory(&runs).map_err(fail)?;
         fs::set_permissions(&runs, fs::Permissions::from_mode(0o700)).map_err(fail)?;
         let identity_path = root.join("identity.json");
-        // A process that was killed just before it synced the name leaves one that a power cut takes back.
+        // A process that was killed just before it synced the name leaves one that a power cut
+        // takes back.
         files::sync_directory(&root).map_err(fail)?;
         // A file of another generation need not have the fields of this one.
         if let Some(stamp) = files::read_json::<Stamp>(&identity_path).map_err(fail)? {
@@ -332,16 +337,18 @@ impl AllocationDirectory {
         entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).max()
     }
 
-    /// Deletes everything of an allocation of which nothing runs any more. What is left of it, because something is mounted there, say, is tried
-    /// again by the next agent, which finds nothing stored of it.
+    /// Deletes everything of an allocation of which nothing runs any more. What is left of it,
+    /// because something is mounted there, say, is tried again by the next agent, which finds
+    /// nothing stored of it.
     pub(crate) fn remove(&self) -> io::Result<()> {
         remove_tree(&self.own)?;
         remove_tree(&self.root)
     }
 }
 
-/// A directory by its descriptor. A task that owns the one above can put a link in its place at any time: what is done here is done to the directory
-/// all the same, and never to what a link leads to.
+/// A directory by its descriptor. A task that owns the one above can put a link in its place at any
+/// time: what is done here is done to the directory all the same, and never to what a link leads
+/// to.
 struct HeldDirectory(OwnedFd);
 
 impl HeldDirectory {
@@ -356,7 +363,8 @@ impl HeldDirectory {
         parent.make(&name.to_string_lossy())
     }
 
-    /// Makes a directory in it, if it is not there. Refuses a link, and what something is mounted on: it would be given another owner and mode.
+    /// Makes a directory in it, if it is not there. Refuses a link, and what something is mounted
+    /// on: it would be given another owner and mode.
     fn make(&self, name: &str) -> io::Result<Self> {
         match rustix::fs::mkdirat(&self.0, name, Mode::from(0o755)) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -382,7 +390,8 @@ impl HeldDirectory {
         chown(self.path(), Some(uid), Some(gid))
     }
 
-    /// Makes a file of the payload (which is in base64) at a path below it, unless there is one: what a task has made of it stays.
+    /// Makes a file of the payload (which is in base64) at a path below it, unless there is one:
+    /// what a task has made of it stays.
     fn put_payload(&self, file: &str, payload: &str, owner: Option<(u32, u32)>) -> io::Result<()> {
         let payload = BASE64_STANDARD
             .decode(payload)
@@ -491,7 +500,8 @@ mod tests {
         }
     }
 
-    /// The file is there whole before the task starts; what the task makes of it stays, and nothing is written through a link.
+    /// The file is there whole before the task starts; what the task makes of it stays, and nothing
+    /// is written through a link.
     #[test]
     fn a_payload_is_put_into_its_file_once() {
         let root = tempfile::tempdir().unwrap();
@@ -543,7 +553,8 @@ mod tests {
         assert_eq!((ids, unreadable, unknown), (vec![1], vec![2, 3, 4], vec![5]));
     }
 
-    /// The agent reads no more of a file than this: what would be larger is refused before anything is started.
+    /// The agent reads no more of a file than this: what would be larger is refused before anything
+    /// is started.
     #[test]
     fn what_could_not_be_read_back_is_not_stored() {
         let root = tempfile::tempdir().unwrap();

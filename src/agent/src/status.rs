@@ -1,5 +1,6 @@
-//! The outbox of a node: the newest unacknowledged status of each allocation, sent in batches until the servers have it.
-//! Invariant: a status leaves the outbox only when a server has acknowledged it or a newer one took its place.
+//! The outbox of a node: the newest unacknowledged status of each allocation, sent in batches until
+//! the servers have it. Invariant: a status leaves the outbox only when a server has acknowledged
+//! it or a newer one took its place.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +23,8 @@ use super::{
 
 /// Shortest time between two batches.
 const BATCH_INTERVAL: Duration = Duration::from_millis(200);
-/// An answer that was long in coming is of servers with much to do: the next batch is so many times that far away, so that more travels in it.
+/// An answer that was long in coming is of servers with much to do: the next batch is so many times
+/// that far away, so that more travels in it.
 const PAUSE_PER_ANSWER: u32 = 4;
 /// Longest time between two batches that are answered.
 const PACED_MAX: Duration = Duration::from_secs(2);
@@ -45,8 +47,9 @@ pub(crate) struct Outbox {
 #[derive(Default, Debug)]
 struct Statuses {
     pending: BTreeMap<AllocationId, v1::AllocationStatus>,
-    /// Tasks as the servers have them, of allocations that go on: that one is healthy is said without them. What was sent since and is not
-    /// acknowledged may have come, so that nothing is known of them then.
+    /// Tasks as the servers have them, of allocations that go on: that one is healthy is said
+    /// without them. What was sent since and is not acknowledged may have come, so that nothing is
+    /// known of them then.
     tasks: BTreeMap<AllocationId, Tasks>,
 }
 
@@ -116,7 +119,8 @@ impl Outbox {
         }
     }
 
-    /// Sends a status once more that was reported before, whole: the servers may have lost what they had.
+    /// Sends a status once more that was reported before, whole: the servers may have lost what
+    /// they had.
     pub(crate) fn repeat(&self, id: AllocationId, status: v1::AllocationStatus) {
         self.lock().tasks.remove(&id);
         self.put(id, status);
@@ -252,8 +256,8 @@ pub(crate) fn not_running(
     }
 }
 
-/// Sends batches for ever. `registered` is `None` while the node is not registered. `unknown` is told when the servers do not know
-/// the node or its incarnation (any more).
+/// Sends batches for ever. `registered` is `None` while the node is not registered. `unknown` is
+/// told when the servers do not know the node or its incarnation (any more).
 pub(crate) async fn send_statuses(
     node_id: [u8; 16],
     connection: Arc<Connection>,
@@ -295,7 +299,8 @@ pub(crate) async fn send_statuses(
                     unknown.notify_one();
                 }
                 if status.code() == Code::InvalidArgument {
-                    // One that the servers cannot read must not hold up the others: the batch is halved until it stands alone.
+                    // One that the servers cannot read must not hold up the others: the batch is
+                    // halved until it stands alone.
                     if let [alone] = request.statuses.as_slice() {
                         tracing::error!(message = status.message(), status = ?alone, "a status is refused for good");
                         outbox.give_up(alone);
@@ -341,7 +346,8 @@ mod tests {
         assert!(!outbox.is_pending(id));
     }
 
-    /// That it is healthy is said without the tasks that the servers have; what they may not have is said whole.
+    /// That it is healthy is said without the tasks that the servers have; what they may not have
+    /// is said whole.
     #[test]
     fn tasks_that_the_servers_have_are_left_out() {
         let outbox = Outbox::default();

@@ -1,5 +1,6 @@
-//! One task as a pure machine: from its first start to its end, through restarts and the steps of being killed.
-//! It starts and kills nothing itself: it asks for it by [`Action`] and is told what happened. Nothing here blocks or reads a clock.
+//! One task as a pure machine: from its first start to its end, through restarts and the steps of
+//! being killed. It starts and kills nothing itself: it asks for it by [`Action`] and is told what
+//! happened. Nothing here blocks or reads a clock.
 //!
 //! ```text
 //!  Pending ─start─► Starting ─started─► Running ─exit─► Waiting ─delay over─► Starting …
@@ -59,10 +60,11 @@ pub(crate) enum Fault {
     Task,
     /// The node's own: driver, executor, directories. The servers judge the node by it.
     Node,
-    /// The machine is short of something: it is waited for, however long that takes, and nobody is judged.
-    Shortage,
-    /// Something that may pass, such as a timeout or a limit of the task's user: a few more tries before it counts, and the node is not
+    /// The machine is short of something: it is waited for, however long that takes, and nobody is
     /// judged.
+    Shortage,
+    /// Something that may pass, such as a timeout or a limit of the task's user: a few more tries
+    /// before it counts, and the node is not judged.
     Passing,
 }
 
@@ -529,7 +531,8 @@ impl TaskRunner {
         }
     }
 
-    /// Somebody wants it to run anew, also while it ends for the sake of an earlier such wish. False: it does not run, or is to end.
+    /// Somebody wants it to run anew, also while it ends for the sake of an earlier such wish.
+    /// False: it does not run, or is to end.
     pub(crate) fn restart(
         &mut self,
         task: usize,
@@ -551,7 +554,8 @@ impl TaskRunner {
         true
     }
 
-    /// Somebody wants all tasks of the group to run anew, those that have ended too. False: there is nothing to do for this one.
+    /// Somebody wants all tasks of the group to run anew, those that have ended too. False: there
+    /// is nothing to do for this one.
     pub(crate) fn restart_ended(
         &mut self,
         task: usize,
@@ -584,7 +588,8 @@ impl TaskRunner {
         true
     }
 
-    /// A signal is on its way to it. False: it does not run. One that is to end runs until it has ended.
+    /// A signal is on its way to it. False: it does not run. One that is to end runs until it has
+    /// ended.
     pub(crate) fn signaled(&mut self, signal: &str, now: Moment) -> bool {
         let runs = match self.phase {
             Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => true,
@@ -624,7 +629,8 @@ impl TaskRunner {
         self.phase = Phase::Starting;
     }
 
-    /// Its process is gone for a reason that is not the task's (the machine booted, or the agent stopped it): it is to start again.
+    /// Its process is gone for a reason that is not the task's (the machine booted, or the agent
+    /// stopped it): it is to start again.
     pub(crate) fn rewind(&mut self, booted: bool, now: Moment) {
         if booted {
             self.tracker.reset();
@@ -723,7 +729,8 @@ impl TaskRunner {
 mod tests {
     use super::*;
 
-    /// Nomad's type and message of each event, up to what differs from one to the next. What is not Nomad's says so.
+    /// Nomad's type and message of each event, up to what differs from one to the next. What is not
+    /// Nomad's says so.
     fn told(kind: EventKind) -> (&'static str, &'static [&'static str]) {
         match kind {
             EventKind::Received => ("Received", &["Task received by client"]),
@@ -842,7 +849,8 @@ mod tests {
         );
     }
 
-    /// The pauses between the starts of a task that all fail by this fault, up to twenty, and the task at the end.
+    /// The pauses between the starts of a task that all fail by this fault, up to twenty, and the
+    /// task at the end.
     fn pauses(fault: Fault) -> (Vec<u64>, TaskRunner) {
         let policy = TaskPolicy {
             name: "t".to_owned(),
@@ -874,7 +882,8 @@ mod tests {
         (pauses, task)
     }
 
-    /// A shortage of the machine is waited out with growing pauses, however long it lasts, and takes none of the job's restarts.
+    /// A shortage of the machine is waited out with growing pauses, however long it lasts, and
+    /// takes none of the job's restarts.
     #[test]
     fn a_shortage_is_waited_out() {
         let (pauses, task) = pauses(Fault::Shortage);

@@ -1,6 +1,6 @@
-//! The agent's two clocks in one value. Deadlines and restart windows use time since boot, which no administrator can turn back
-//! and which a restarted agent continues; events shown to people use the wall clock. Nothing else in the agent reads a clock
-//! for decisions.
+//! The agent's two clocks in one value. Deadlines and restart windows use time since boot, which no
+//! administrator can turn back and which a restarted agent continues; events shown to people use
+//! the wall clock. Nothing else in the agent reads a clock for decisions.
 
 use std::{fs, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Durations as people write them (`1h30m`, `250ms`) in nanoseconds, the unit of the API. Owns the grammar of Go's
-//! `time.ParseDuration`; never rounds.
+//! Durations as people write them (`1h30m`, `250ms`) in nanoseconds, the unit of the API. Owns the
+//! grammar of Go's `time.ParseDuration`; never rounds.
 
 /// Nanoseconds in a unit.
 const UNITS: [(&str, i128); 8] = [

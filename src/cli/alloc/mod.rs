@@ -1,4 +1,5 @@
-//! `quorate alloc …`: status and stop; logs are in `logs.rs`, files in `fs.rs`, restarts and signals in `orders.rs`.
+//! `quorate alloc …`: status and stop; logs are in `logs.rs`, files in `fs.rs`, restarts and
+//! signals in `orders.rs`.
 
 mod fs;
 mod logs;
@@ -43,7 +44,8 @@ pub(crate) enum AllocCommand {
     /// List the folders of an allocation, print its files
     #[command(after_help = fs::EXAMPLES)]
     Fs(FsArgs),
-    /// Stop an allocation; the scheduler replaces it if the job still wants it. One of a batch or sysbatch job is replaced with -reschedule only
+    /// Stop an allocation; the scheduler replaces it if the job still wants it. One of a batch or
+    /// sysbatch job is replaced with -reschedule only
     #[command(
         after_help = "Examples:\n  quorate alloc stop 5b98a6ea\n  quorate alloc stop -detach 5b98a6ea\n  quorate alloc stop -reschedule 5b98a6ea\n  quorate alloc stop -no-reschedule 5b98a6ea     leave its place empty until the job changes"
     )]

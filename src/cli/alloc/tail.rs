@@ -1,4 +1,5 @@
-//! Text on a node that is printed whole, from its last lines on, and as it grows: logs and files of an allocation.
+//! Text on a node that is printed whole, from its last lines on, and as it grows: logs and files of
+//! an allocation.
 //!
 //! Must never change the bytes.
 
@@ -130,7 +131,8 @@ impl RemoteText<'_> {
     }
 }
 
-/// Bytes from the start of the last `lines` lines to the end; nothing if the text has fewer line breaks than it takes to know.
+/// Bytes from the start of the last `lines` lines to the end; nothing if the text has fewer line
+/// breaks than it takes to know.
 fn last_lines(text: &[u8], lines: u64) -> Option<u64> {
     let body = text.strip_suffix(b"\n").unwrap_or(text);
     if lines == 0 {

@@ -1,5 +1,6 @@
-//! A job's diff as text, laid out as Nomad's: fields and objects of the job, its groups and their tasks, with `+` for what is added, `-` deleted, `+/-`
-//! edited. What is added or deleted as a whole is a line, unless all is asked for.
+//! A job's diff as text, laid out as Nomad's: fields and objects of the job, its groups and their
+//! tasks, with `+` for what is added, `-` deleted, `+/-` edited. What is added or deleted as a
+//! whole is a line, unless all is asked for.
 
 use serde_json::Value;
 

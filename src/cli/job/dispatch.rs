@@ -123,7 +123,8 @@ impl Child<'_> {
         Ok(Exit::Success)
     }
 
-    /// Until the child, of which this is the last that is known, does not wait any more; says each new place among those that do.
+    /// Until the child, of which this is the last that is known, does not wait any more; says each
+    /// new place among those that do.
     fn wait(&self, mut row: Value) -> anyhow::Result<Value> {
         let lines = Lines { context: self.context, silent: false };
         let mut said = row.text("StatusDescription").to_owned();

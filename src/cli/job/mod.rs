@@ -274,7 +274,8 @@ impl JobFile {
         Ok(Self { path, source, format, job, warnings })
     }
 
-    /// What a server says of the job: at the places of the file that it is about, and what has none.
+    /// What a server says of the job: at the places of the file that it is about, and what has
+    /// none.
     fn placed<'l>(
         &self,
         severity: Severity,
@@ -303,7 +304,8 @@ impl JobFile {
         self.job.text("ID")
     }
 
-    /// The query of what is asked about the job: a namespace in the file goes over that of the command line.
+    /// The query of what is asked about the job: a namespace in the file goes over that of the
+    /// command line.
     fn query(&self) -> Vec<(&str, &str)> {
         match self.job.text("Namespace") {
             "" => Vec::new(),

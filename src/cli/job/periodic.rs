@@ -51,7 +51,8 @@ pub(super) fn run(context: &Context, command: &PeriodicCommand) -> Outcome {
     monitor::follow_write(context, &answer, arguments.detach, arguments.style)
 }
 
-/// The next due time of a job's `Periodic` block after `now`, both in Unix seconds; none: it is turned off, or over.
+/// The next due time of a job's `Periodic` block after `now`, both in Unix seconds; none: it is
+/// turned off, or over.
 fn next_launch(block: &Value, now_s: i64) -> Option<i64> {
     if block.get("Enabled") == Some(&Value::Bool(false)) {
         return None;

@@ -89,7 +89,8 @@ potentially invalid.",
     Ok(exit(&answer))
 }
 
-/// As in Nomad, a job that does not differ from what runs changes nothing, whatever is still to be placed.
+/// As in Nomad, a job that does not differ from what runs changes nothing, whatever is still to be
+/// placed.
 fn exit(answer: &Value) -> Exit {
     if answer.present("Diff").is_some_and(|diff| diff.text("Type") == "None") {
         return Exit::Success;

@@ -28,7 +28,8 @@ Exit status: 0 all restarted, 1 error, or an instance could not be restarted.";
 /// How long an instance may take to run again, or its successor to run.
 const INSTANCE_WAIT_MAX: Duration = Duration::from_mins(10);
 
-/// Instances of a batch whose restarts are waited for at a time, each by a thread for each task that was named.
+/// Instances of a batch whose restarts are waited for at a time, each by a thread for each task
+/// that was named.
 const ORDERS_MAX: usize = 32;
 
 /// What happens when an instance could not be restarted.
@@ -239,7 +240,8 @@ impl Restart<'_> {
         Ok(1)
     }
 
-    /// An instance right before its restart, which is what its tasks are compared with. One that is replaced is told to stop.
+    /// An instance right before its restart, which is what its tasks are compared with. One that is
+    /// replaced is told to stop.
     fn prepare(&self, instance: &Value) -> anyhow::Result<Value> {
         let id = instance.text("ID");
         let before = self.context.get_patiently(&format!("/v1/allocation/{id}"), &[])?;

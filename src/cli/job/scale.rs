@@ -1,4 +1,5 @@
-//! `quorate job scale` and `job scaling-events`: moving the count of a group, and what was done and said about it.
+//! `quorate job scale` and `job scaling-events`: moving the count of a group, and what was done and
+//! said about it.
 
 use anyhow::{Context as _, bail};
 use clap::Args;

@@ -24,7 +24,8 @@ pub(crate) struct StartArgs {
     style: Style,
 }
 
-/// Registers the newest version that is no stop as a new one, unless somebody changes the job meanwhile.
+/// Registers the newest version that is no stop as a new one, unless somebody changes the job
+/// meanwhile.
 pub(super) fn start(context: &Context, arguments: &StartArgs) -> Outcome {
     let found = resolve::job(context, &arguments.job)?;
     let namespace = [("namespace", found.namespace.as_str())];

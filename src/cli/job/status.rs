@@ -359,7 +359,8 @@ fn summary(summary: &Value) -> String {
 fn blocked(evaluations: &[Value]) -> Option<String> {
     let waiting = evaluations.iter().filter(|evaluation| evaluation.text("Status") == "blocked");
     let blocked = waiting.max_by_key(|evaluation| evaluation.number("CreateIndex"))?;
-    // The blocked evaluation itself carries the reasons only in some servers; the one that made it always does.
+    // The blocked evaluation itself carries the reasons only in some servers; the one that made it
+    // always does.
     let parent = evaluations.iter().find(|row| row.text("BlockedEval") == blocked.text("ID"));
     let mut lines = placement::failures(blocked, "");
     if lines.is_empty() {

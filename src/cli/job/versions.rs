@@ -1,4 +1,5 @@
-//! `quorate job history|revert|tag`: versions of a job, what differs between them, and going back to one.
+//! `quorate job history|revert|tag`: versions of a job, what differs between them, and going back
+//! to one.
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};

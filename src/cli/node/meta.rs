@@ -33,7 +33,8 @@ pub(crate) enum MetaCommand {
 /// Flags of `node meta read`.
 #[derive(Debug, Args)]
 pub(crate) struct ReadArgs {
-    /// The node's id, the beginning of it, or its name; without: the node of the agent that is asked
+    /// The node's id, the beginning of it, or its name; without: the node of the agent that is
+    /// asked
     #[arg(long, value_name = "NODE")]
     node_id: Option<String>,
     #[command(flatten)]
@@ -43,7 +44,8 @@ pub(crate) struct ReadArgs {
 /// Flags of `node meta apply`.
 #[derive(Debug, Args)]
 pub(crate) struct ApplyArgs {
-    /// The node's id, the beginning of it, or its name; without: the node of the agent that is asked
+    /// The node's id, the beginning of it, or its name; without: the node of the agent that is
+    /// asked
     #[arg(long, value_name = "NODE")]
     node_id: Option<String>,
     /// Keys to take away, separated by commas

@@ -1,4 +1,5 @@
-//! `quorate node …`: status; draining is in `drain.rs`, metadata in `meta.rs`, what operators say in `service.rs`.
+//! `quorate node …`: status; draining is in `drain.rs`, metadata in `meta.rs`, what operators say
+//! in `service.rs`.
 
 mod drain;
 mod meta;

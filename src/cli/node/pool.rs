@@ -1,4 +1,5 @@
-//! `quorate node pool …`: names for sets of nodes. (Pools of machines that come and go are `quorate pool`.)
+//! `quorate node pool …`: names for sets of nodes. (Pools of machines that come and go are `quorate
+//! pool`.)
 
 use clap::Subcommand;
 use jobspec::Named;

@@ -175,7 +175,8 @@ pub(super) fn purge(context: &Context, arguments: &PurgeArgs) -> Outcome {
     Ok(Exit::Success)
 }
 
-/// Purging is for nodes that are gone. One that is ready and runs something comes back by itself, without what it ran.
+/// Purging is for nodes that are gone. One that is ready and runs something comes back by itself,
+/// without what it ran.
 fn refuse_busy(context: &Context, id: &str) -> anyhow::Result<()> {
     let path = format!("/v1/node/{id}");
     let node = monitor::or_missing(context.client.get(&path, &[]), "node", id)?;

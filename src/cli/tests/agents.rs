@@ -1,4 +1,5 @@
-//! What agents are asked: logs, files, statistics, metadata, orders; and the small nouns beside them.
+//! What agents are asked: logs, files, statistics, metadata, orders; and the small nouns beside
+//! them.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,5 @@
-//! Names, reasons and messages of tasks, files, providers and job files that try to take over the terminal.
+//! Names, reasons and messages of tasks, files, providers and job files that try to take over the
+//! terminal.
 
 use serde_json::{Value, json};
 

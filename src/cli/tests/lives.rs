@@ -21,7 +21,8 @@ fn instance(id: &str, group: &str, restarts: u64) -> Value {
         "TaskStates": {"server": state("running"), "init": state("dead")}})
 }
 
-/// Two instances that crashed and were restarted once since they were listed, and that run again at the second look after they were asked to.
+/// Two instances that crashed and were restarted once since they were listed, and that run again at
+/// the second look after they were asked to.
 fn restarts() -> Canned {
     let mut canned = job().on(
         "GET /v1/job/web/allocations",
@@ -232,7 +233,8 @@ fn children_of_a_parent_that_is_gone_are_stopped() {
     assert!(server.lines().iter().all(|line| line.starts_with("GET")), "{:?}", server.lines());
 }
 
-/// A child that has to wait for its turn is followed as any other; without following its place is told.
+/// A child that has to wait for its turn is followed as any other; without following its place is
+/// told.
 #[test]
 fn a_dispatch_waits_for_its_turn_unless_it_is_not_to_follow() {
     let row = |why: &str, stop: bool| json!({"ID": "web/dispatch-1-a", "StatusDescription": why, "Stop": stop});

@@ -1,4 +1,5 @@
-//! The data folder of `quorate up`: who belongs to the cluster, where everything is, and whether it may start.
+//! The data folder of `quorate up`: who belongs to the cluster, where everything is, and whether it
+//! may start.
 //!
 //! ```text
 //! <data>/up.json               how many servers it was made for

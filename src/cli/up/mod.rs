@@ -4,8 +4,9 @@
 //! job files parsed ─► folder prepared (lock, ports, old processes) ─► servers, agent started
 //!     ─► leader known ─► node ready ─► jobs registered ─► table, until Ctrl-C ─► agent, followers, leader stopped
 //! ```
-//! Nothing is started before everything that can be checked was checked. Must never stop a process that it did not start itself, and
-//! never restart a dead one unless `--restart` was given: a crash is to be seen.
+//! Nothing is started before everything that can be checked was checked. Must never stop a process
+//! that it did not start itself, and never restart a dead one unless `--restart` was given: a crash
+//! is to be seen.
 
 mod children;
 mod layout;
@@ -37,7 +38,8 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(30);
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one process may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Signals within this time are one request to stop. A program that this runs under (`timeout`, for one) may pass on what was sent to both.
+/// Signals within this time are one request to stop. A program that this runs under (`timeout`, for
+/// one) may pass on what was sent to both.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 /// Between two looks at the children.
 const TICK: Duration = Duration::from_millis(200);
@@ -278,7 +280,8 @@ impl<'a> Up<'a> {
         }
     }
 
-    /// A server that has just started turns requests away (503) before it does anything with them: only then it is asked again.
+    /// A server that has just started turns requests away (503) before it does anything with them:
+    /// only then it is asked again.
     fn register_when_admitted(&self, job: &JobFile) -> anyhow::Result<serde_json::Value> {
         let begin = Instant::now();
         loop {

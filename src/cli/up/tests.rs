@@ -30,7 +30,8 @@ fn prepare_now(folder: &Path, servers: usize) -> Result<Layout, String> {
     Layout::prepare(folder, servers, true).map_err(|error| format!("{error:#}"))
 }
 
-/// A child that another test forks has this one's lock, too, until it runs its own program: a lock that was given back is waited for.
+/// A child that another test forks has this one's lock, too, until it runs its own program: a lock
+/// that was given back is waited for.
 fn prepare(folder: &Path, servers: usize) -> Result<Layout, String> {
     let end = Instant::now() + PATIENCE;
     loop {

@@ -1,4 +1,5 @@
-//! What the cluster looks like: asked in a thread of its own, so that a server that hangs never delays a Ctrl-C.
+//! What the cluster looks like: asked in a thread of its own, so that a server that hangs never
+//! delays a Ctrl-C.
 //!
 //! Owns one picture, replaced as a whole. Must never write to the cluster.
 
@@ -203,7 +204,8 @@ impl Watcher {
     }
 }
 
-/// Asks every server who leads, and the first that knows what runs. `first` remembers which server answered last.
+/// Asks every server who leads, and the first that knows what runs. `first` remembers which server
+/// answered last.
 fn look(servers: &[(Member, Client)], first: &mut usize) -> Picture {
     let mut picture = Picture::default();
     for step in 0..servers.len() {

@@ -4,9 +4,9 @@
 //! `jiff` has the time zones, whose data is built in, so that all servers agree. Pure: it reads no
 //! clock and no file.
 //!
-//! A moment matches when the clocks of the zone show a time that matches. So at a change of daylight
-//! saving, as Nomad does it, a time that is left out is not made up and one that comes twice counts
-//! twice.
+//! A moment matches when the clocks of the zone show a time that matches. So at a change of
+//! daylight saving, as Nomad does it, a time that is left out is not made up and one that comes
+//! twice counts twice.
 
 mod line;
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Lines against a table of another implementation, what is refused, and changes of daylight saving.
+//! Lines against a table of another implementation, what is refused, and changes of daylight
+//! saving.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! Capacity groups, decided without I/O: what is wanted of a group, and what follows for its members.
+//! Capacity groups, decided without I/O: what is wanted of a group, and what follows for its
+//! members.
 //!
 //! ```text
 //!  sources ─► sum ─► predictor ─► min and max ─► desired ─► (committed) ─► plan ─► drain, take back,
@@ -46,7 +47,8 @@ pub fn decision(
     let target = state.capacity_targets().get(name);
     let (predicted, desired) = wanted(now, group, target.map(|row| &**row));
     let last = target.and_then(|row| row.decision);
-    // A group that was taken out of its pool and declared again begins without one, and its members may be there still.
+    // A group that was taken out of its pool and declared again begins without one, and its members
+    // may be there still.
     let has_members = || state.members_of(name).any(|row| state.member_phase(row).counts());
     let is_new = last.map_or_else(|| desired > 0 || has_members(), |last| last.desired != desired);
     is_new.then(|| DecidedCapacity {

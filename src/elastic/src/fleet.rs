@@ -16,7 +16,7 @@
 //!
 //! | file | what it has |
 //! |---|---|
-//! | `balance` | how many machines of which types a pool should have: sources of demand, growing, shrinking |
+//! | `balance` | how many machines of which types a pool should have |
 //! | `bins` | the room that it has already, and what idles |
 //! | `groups` | capacity groups: decisions, drains, machines for what is lacking |
 //! | `duty` | what one instance asks for by itself: its deadlines, and the end of what drains |

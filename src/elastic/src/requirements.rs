@@ -109,8 +109,8 @@ impl Sources {
     }
 }
 
-/// Whether the leader waits for a source: it has neither spoken in the leader's term nor expired. The
-/// time of its word does not tell: that of a leadership begins at the last entry before it.
+/// Whether the leader waits for a source: it has neither spoken in the leader's term nor expired.
+/// The time of its word does not tell: that of a leadership begins at the last entry before it.
 pub(crate) fn is_unheard(state: &State, row: &CapacitySource) -> bool {
     row.heard_term != state.term() && row.expired_at == 0
 }

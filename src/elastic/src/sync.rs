@@ -38,7 +38,8 @@ pub struct Lists {
 pub struct Asked<'a> {
     pub provider: &'a Text,
     pub began_at: u64,
-    /// An instance that was seen, or given up on, within this time before `began_at` is not gone, ms.
+    /// An instance that was seen, or given up on, within this time before `began_at` is not gone,
+    /// ms.
     pub grace_ms: u64,
     /// A create may have made a machine that nobody knows by its id yet.
     pub has_creates: bool,
@@ -109,7 +110,8 @@ impl Lists {
                 });
             }
         }
-        // Whose agent is heard has one of them, so that nothing waits for as long as such a row stays.
+        // Whose agent is heard has one of them, so that nothing waits for as long as such a row
+        // stays.
         let has_one = |row: &&Arc<Instance>| row.provider_id.is_empty() && is_heard(state, row);
         let is_unclear = unclear > of_provider().filter(has_one).count();
         let is_missing = |row: &&Instance| {

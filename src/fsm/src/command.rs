@@ -1,7 +1,8 @@
 //! Commands: the only way state changes. A [`Proposal`] is what the log holds; a [`Reply`] is what
 //! its proposer gets.
 //!
-//! Commands are sorted by noun: the noun's folder has their structs, and the one table of what is known of them ([`commands`]).
+//! Commands are sorted by noun: the noun's folder has their structs, and the one table of what is
+//! known of them ([`commands`]).
 //!
 //! The number of a variant is its place, and a golden test pins every one. An unknown number does
 //! not decode, and an entry that does not decode stops the server instead of being skipped.
@@ -47,14 +48,18 @@ pub enum Senders {
     Leader,
 }
 
-/// Makes the enum of a noun's commands from its table, and all that is known of them. A row has, in this order:
+/// Makes the enum of a noun's commands from its table, and all that is known of them. A row has, in
+/// this order:
 ///
-/// - the struct of the command, whose name is its wire name, and the method of [`Turn`] that applies it;
+/// - the struct of the command, whose name is its wire name, and the method of [`Turn`] that
+///   applies it;
 /// - its [`Senders`];
-/// - the [`Right`] that its sender needs: a variant, `[…]` for any of these capabilities in the namespace of the job, or `(function)` of the command;
+/// - the [`Right`] that its sender needs: a variant, `[…]` for any of these capabilities in the
+///   namespace of the job, or `(function)` of the command;
 /// - `work` if it makes evaluations that wait for workers: refused while too many wait; `-` if not;
-/// - the fields that servers fill in, and not who asks: a retry of the same request carries other values. `evaluation` comes first, if there is one. Or
-///   `(method)` of the command that clears them.
+/// - the fields that servers fill in, and not who asks: a retry of the same request carries other
+///   values. `evaluation` comes first, if there is one. Or `(method)` of the command that clears
+///   them.
 ///
 /// The number of a row is its place, which is in every log: raise the generation with each row.
 macro_rules! commands {
@@ -147,7 +152,8 @@ macro_rules! commands {
 }
 pub(crate) use commands;
 
-/// Makes [`Command`] from the list of nouns; what is known of a command is in the table of its noun.
+/// Makes [`Command`] from the list of nouns; what is known of a command is in the table of its
+/// noun.
 macro_rules! nouns {
     ($( $(#[$doc:meta])* $noun:ident($commands:ident), )*) => {
         /// A state change, by its noun. The tables are in the nouns' folders.
@@ -202,7 +208,8 @@ macro_rules! nouns {
                 }
             }
 
-            /// Clears what servers add to what a client asked for, such as ids: what is left is the same for a retry of the request.
+            /// Clears what servers add to what a client asked for, such as ids: what is left is the
+            /// same for a retry of the request.
             pub fn clear_fresh(&mut self) {
                 match self {
                     $( Self::$noun(command) => command.clear_fresh(), )*

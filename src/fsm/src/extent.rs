@@ -2,7 +2,8 @@
 //! part can tell it from any other change.
 //!
 //! Compared by identity of the derived indexes, which are copied when one of their rows is written:
-//! O(1), whatever the size (but for the members of a capacity group). A held extent keeps the ids of its part alive, not the state.
+//! O(1), whatever the size (but for the members of a capacity group). A held extent keeps the ids
+//! of its part alive, not the state.
 
 use std::sync::Arc;
 

@@ -68,7 +68,8 @@ impl State {
     /// Whether a job may be deleted with its evaluations and allocations. It must be dead and
     /// submitted before `before`, and its evaluations and allocations must be final and unchanged
     /// since then. A service or system job, or one with children, must also be stopped, all
-    /// children must be over, and no version may have a tag. Cost: one pass over the evaluations and allocations.
+    /// children must be over, and no version may have a tag. Cost: one pass over the evaluations
+    /// and allocations.
     pub fn is_job_collectable(&self, job: &Job, before: TimeMs) -> bool {
         let over = match job.kind {
             JobKind::Service | JobKind::System => job.stop,

@@ -7,10 +7,10 @@
 
 use serde::Deserialize;
 
-/// The generation of this binary: the number in the first line of `golden/frames.txt`. The test that
-/// pins the bytes of every row, command and reply there raises it when they change. Other bytes that
-/// outlive a process (log segments, the agent's files, messages) raise it by hand. Nothing is
-/// converted.
+/// The generation of this binary: the number in the first line of `golden/frames.txt`. The test
+/// that pins the bytes of every row, command and reply there raises it when they change. Other
+/// bytes that outlive a process (log segments, the agent's files, messages) raise it by hand.
+/// Nothing is converted.
 pub const GENERATION: u16 = first_number(include_bytes!("../golden/frames.txt"));
 
 /// The number after the first space of a text.

@@ -37,7 +37,8 @@ pub struct JobIndex {
     /// Allocations by (job create index, version). A version is kept while an allocation refers to
     /// it.
     pub versions: OrdMap<(Index, u64), VersionUse>,
-    /// Counts by incarnation (the job's create index) and group; `queued` is in the job row instead.
+    /// Counts by incarnation (the job's create index) and group; `queued` is in the job row
+    /// instead.
     pub summary: BTreeMap<(Index, Text), GroupSummary>,
     /// Evaluations that are pending or blocked.
     pub open_evaluations: OrdSet<EvaluationId>,
@@ -223,9 +224,9 @@ impl State {
             self.unindex_allocation(old);
             return self.index_allocation(new);
         }
-        // Most reports of agents: another status, or how healthy it is. Readers that wait for a change
-        // of the node's, the evaluation's or the job's allocations watch these three sets, which are
-        // written therefore, and nothing else but the count of its status changes.
+        // Most reports of agents: another status, or how healthy it is. Readers that wait for a
+        // change of the node's, the evaluation's or the job's allocations watch these three sets,
+        // which are written therefore, and nothing else but the count of its status changes.
         let id = new.id;
         let touch = |set: Option<&mut OrdSet<AllocationId>>, name| {
             if set.and_then(|set| set.insert(id)).is_none() {

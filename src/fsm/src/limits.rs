@@ -1,7 +1,7 @@
 //! Bounds of the state machine: every list in a row and every table that grows by requests has one.
 
-/// Versions of a job that are kept without being referenced (Nomad's `job_tracked_versions`), beside
-/// the newest stable one.
+/// Versions of a job that are kept without being referenced (Nomad's `job_tracked_versions`),
+/// beside the newest stable one.
 pub const JOB_VERSIONS_MAX: usize = 6;
 /// Tagged versions of a job, which are kept beyond [`JOB_VERSIONS_MAX`].
 pub const JOB_TAGS_MAX: usize = 64;
@@ -79,8 +79,8 @@ pub const REPORT_TEXT_BYTES_MAX: usize = 4_096;
 pub const NAME_BYTES_MAX: usize = 256;
 /// Events kept for people on a node (Nomad's `MaxRetainedNodeEvents`).
 pub const NODE_EVENTS_MAX: usize = 10;
-/// Canaries that a deployment remembers for each of its groups: its row is written whenever one of its
-/// allocations changes.
+/// Canaries that a deployment remembers for each of its groups: its row is written whenever one of
+/// its allocations changes.
 pub const PLACED_CANARIES_KEPT_MAX: usize = 1000;
 /// Events kept on a task state (Nomad keeps 10 per task).
 pub const TASK_EVENTS_MAX: usize = 10;
@@ -102,8 +102,8 @@ pub const SESSION_REPLY_BYTES_MAX: usize = 256;
 pub const SESSION_REPLY_IDS_MAX: usize = 12;
 /// Text of a rejection in a kept reply, bytes.
 pub const SESSION_REPLY_TEXT_BYTES_MAX: usize = 200;
-/// From the time at which an agent has ended an allocation that runs too long until the servers do it,
-/// log time ms.
+/// From the time at which an agent has ended an allocation that runs too long until the servers do
+/// it, log time ms.
 pub const RUN_GRACE_MS: u64 = 30_000;
 /// Placements in one scheduling pass.
 pub const PLAN_PLACEMENTS_MAX: usize = 5_000;
@@ -119,8 +119,8 @@ pub const NODE_LIFE_MS_MAX: u64 = 365 * 24 * 60 * 60 * 1000;
 pub const MASS_LOSS_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 /// Instances of one pool.
 pub const INSTANCES_MAX: u32 = 10_000;
-/// How long a machine whose node was just bound is still waited for, until work is placed there, log
-/// time ms.
+/// How long a machine whose node was just bound is still waited for, until work is placed there,
+/// log time ms.
 pub const FIRST_WORK_MS: u64 = 30_000;
 /// Types of one pool.
 pub const INSTANCE_TYPES_MAX: usize = 64;

@@ -1,4 +1,5 @@
-//! What somebody needs to be allowed: a right for each command and each route. Nothing asks for rights yet.
+//! What somebody needs to be allowed: a right for each command and each route. Nothing asks for
+//! rights yet.
 
 use std::fmt;
 

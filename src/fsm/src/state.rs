@@ -57,7 +57,8 @@ macro_rules! state {
 
             pub(crate) usage: OrdMap<NodeId, Arc<NodeUsage>>,
             pub(crate) by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
-            /// Those of a node whose agent has not reported their end: few, while the ended ones are kept until they are collected.
+            /// Those of a node whose agent has not reported their end: few, while the ended ones
+            /// are kept until they are collected.
             pub(crate) open_by_node: OrdMap<NodeId, OrdSet<AllocationId>>,
             pub(crate) by_job: OrdMap<JobKey, Arc<JobIndex>>,
             /// By parent.
@@ -230,10 +231,10 @@ impl State {
         Some((spec.kind, spec.priority, 0))
     }
 
-    /// The history of a job's incarnation, newest first: its newest versions, those with a tag, those
-    /// of which an allocation holds its place, and the newest stable one, to which the job goes back.
-    /// Other stored versions are kept for allocations that have ended, and are no part of it; none of
-    /// them is stable (`drop_old_versions`).
+    /// The history of a job's incarnation, newest first: its newest versions, those with a tag,
+    /// those of which an allocation holds its place, and the newest stable one, to which the job
+    /// goes back. Other stored versions are kept for allocations that have ended, and are no part
+    /// of it; none of them is stable (`drop_old_versions`).
     pub fn versions_of(&self, job: &JobKey, create_index: Index) -> Vec<Arc<JobVersion>> {
         let index = self.job_index(job);
         let mut versions: Vec<_> = self.stored_versions(job, create_index).cloned().collect();
@@ -418,8 +419,8 @@ impl State {
         self.by_job.get(job)?.live_names.get(name).copied()
     }
 
-    /// When the servers stop an allocation that runs longer than its group may: later than its agent
-    /// does. None: it does not run, or has no bound.
+    /// When the servers stop an allocation that runs longer than its group may: later than its
+    /// agent does. None: it does not run, or has no bound.
     pub fn run_deadline(&self, allocation: &Allocation) -> Option<TimeMs> {
         if !allocation.is_live() || allocation.client != ClientStatus::Running {
             return None;

@@ -26,7 +26,7 @@ use crate::{
     },
     apply::Applied,
     capacity::{
-        BusyRule, CapacityGroup, DecideCapacity, DecidedCapacity, Dimension, Prediction,
+        BusyRule, CapacityGroup, DecideCapacity, DecidedCapacity, GroupDimension, Prediction,
         Requirements, SetRequirements,
     },
     codec,
@@ -785,7 +785,7 @@ pub fn instance_pool(name: &str) -> InstancePool {
 pub fn capacity_group(name: &str) -> CapacityGroup {
     CapacityGroup {
         name: name.into(),
-        dimension: Dimension::MemoryMb,
+        dimension: GroupDimension::MemoryMb,
         unit: 4096,
         min: 0,
         max: 3,

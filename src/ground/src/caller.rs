@@ -1,6 +1,7 @@
 //! The caller of a request: its name, what it may do, and the edge by which the request came.
 //!
-//! The edge that takes a request makes its caller, once, and hands it on by reference. Knows no edge.
+//! The edge that takes a request makes its caller, once, and hands it on by reference. Knows no
+//! edge.
 
 use std::{fmt, net::SocketAddr};
 
@@ -29,7 +30,8 @@ pub enum Way {
     Agent,
 }
 
-/// The caller of an edge; every call that reads, waits for or changes something on its behalf carries it.
+/// The caller of an edge; every call that reads, waits for or changes something on its behalf
+/// carries it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Caller {
     pub who: Who,

@@ -1,5 +1,6 @@
-//! Clocks of this machine. Monotonic time drives every timeout. Wall time is used by agents, for the times of what their tasks do, and by servers only
-//! to agree on log time (`leader::Timekeeper`): what time it is in the cluster no wall clock says alone.
+//! Clocks of this machine. Monotonic time drives every timeout. Wall time is used by agents, for
+//! the times of what their tasks do, and by servers only to agree on log time
+//! (`leader::Timekeeper`): what time it is in the cluster no wall clock says alone.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

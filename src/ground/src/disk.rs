@@ -3,9 +3,9 @@
 //! It owns the two traits and [`RealDisk`], the one over `std::fs`. It must never hide a durability
 //! step: creating, renaming and removing a name are durable only after [`Disk::sync_dir`], bytes
 //! only after [`DiskFile::sync_data`] or [`DiskFile::sync_all`], and an error of a sync is final
-//! (the page cache may have dropped the bytes), so nobody may sync again and go on. Who believes what
-//! stands on the disk at a start syncs it first: the process that wrote it may have been killed
-//! before it did, and what is seen is then of the page cache only, gone with the power.
+//! (the page cache may have dropped the bytes), so nobody may sync again and go on. Who believes
+//! what stands on the disk at a start syncs it first: the process that wrote it may have been
+//! killed before it did, and what is seen is then of the page cache only, gone with the power.
 //! [`fault::FaultDisk`] is the deterministic twin for tests and simulation.
 
 #[cfg(any(test, feature = "faults"))]
@@ -37,8 +37,8 @@ pub enum OpenMode {
 pub trait Disk: Debug + Send + Sync {
     /// Opens a file. A created name is durable only after [`Disk::sync_dir`] of its directory.
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn DiskFile>>;
-    /// Gives a file or directory another name; a file replaces the file that had it. Atomic, durable
-    /// after `sync_dir`.
+    /// Gives a file or directory another name; a file replaces the file that had it. Atomic,
+    /// durable after `sync_dir`.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file's name; durable after `sync_dir`. Open handles stay readable.
     fn remove_file(&self, path: &Path) -> io::Result<()>;

@@ -8,8 +8,8 @@ use std::{
 
 use crate::metrics::Sample;
 
-/// Buckets: up to 1 µs, 2 µs, 4 µs … The last one takes what is longer than 2³⁰ µs, about 18 min: machines may
-/// take minutes to come.
+/// Buckets: up to 1 µs, 2 µs, 4 µs … The last one takes what is longer than 2³⁰ µs, about 18 min:
+/// machines may take minutes to come.
 const BUCKETS: usize = 32;
 
 /// Durations, counted.

@@ -1,5 +1,6 @@
-//! What servers and agents alike stand on: the runtime and its simulated twin ([`rt`]), the disk and its simulated twin ([`disk`]), clocks,
-//! tasks that must not end, signals, metrics. Must never know what a server or an agent does.
+//! What servers and agents alike stand on: the runtime and its simulated twin ([`rt`]), the disk
+//! and its simulated twin ([`disk`]), clocks, tasks that must not end, signals, metrics. Must never
+//! know what a server or an agent does.
 
 pub mod address;
 pub mod caller;

@@ -1,6 +1,8 @@
-//! The numbers of a server or an agent as Nomad's JSON and in Prometheus' text format. Counts nothing itself.
+//! The numbers of a server or an agent as Nomad's JSON and in Prometheus' text format. Counts
+//! nothing itself.
 //!
-//! A metric's name may end with labels in braces: `pools.max{pool=burst}`. Prometheus' form has base units and counters:
+//! A metric's name may end with labels in braces: `pools.max{pool=burst}`. Prometheus' form has
+//! base units and counters:
 //!
 //! ```text
 //! nomad.broker.oldest_ready_ms   ─► nomad_broker_oldest_ready_seconds           gauge
@@ -71,7 +73,8 @@ impl Names {
     }
 }
 
-/// All metrics in the form of go-metrics' summary. Counters count from the start on, so they have no rate.
+/// All metrics in the form of go-metrics' summary. Counters count from the start on, so they have
+/// no rate.
 pub fn summary(
     metrics: &BTreeMap<String, f64>,
     samples: &BTreeMap<String, Sample>,
@@ -186,8 +189,8 @@ enum Kind {
 }
 use Kind::{Counter, Gauge};
 
-/// What metrics are about, by the beginning of their names behind `nomad.`; the first that fits holds. docs/operations.md,
-/// docs/pools.md and docs/capacity.md have each.
+/// What metrics are about, by the beginning of their names behind `nomad.`; the first that fits
+/// holds. docs/operations.md, docs/pools.md and docs/capacity.md have each.
 const DESCRIBED: [(&str, Kind, &str); 80] = [
     ("client.uptime", Gauge, "Seconds since the machine of this agent started."),
     (
@@ -369,7 +372,8 @@ fn timed(name: &str) -> &'static str {
     }
 }
 
-/// Names of Nomad's that say no unit, or end as only a counter's may, and the end that they have in Prometheus' form.
+/// Names of Nomad's that say no unit, or end as only a counter's may, and the end that they have in
+/// Prometheus' form.
 const RENAMED: [(&str, &str); 10] = [
     ("nomad.client.host.memory.total", "nomad.client.host.memory.size_bytes"),
     ("nomad.client.host.memory.available", "nomad.client.host.memory.available_bytes"),

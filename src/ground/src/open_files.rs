@@ -1,6 +1,8 @@
-//! The limit of open files. Usual soft limits are far below what a server with its clients, or an agent with its tasks, needs; the hard one is what a process was given.
+//! The limit of open files. Usual soft limits are far below what a server with its clients, or an
+//! agent with its tasks, needs; the hard one is what a process was given.
 //!
-//! A program that was not written for many files may break with a high soft limit (`select`), so that tasks get back what the agent had.
+//! A program that was not written for many files may break with a high soft limit (`select`), so
+//! that tasks get back what the agent had.
 
 use std::sync::OnceLock;
 

@@ -1,5 +1,6 @@
-//! Deliberate bugs in this package, and the choice of one for the whole process by `QUORATE_PLANT`. The list is [`Plant`]; a build without the
-//! feature `plant` contains none. Tests of this package can plant one for their own thread ([`planting`]), to prove that they would see it.
+//! Deliberate bugs in this package, and the choice of one for the whole process by `QUORATE_PLANT`.
+//! The list is [`Plant`]; a build without the feature `plant` contains none. Tests of this package
+//! can plant one for their own thread ([`planting`]), to prove that they would see it.
 
 pub use fsm::plant::Plant;
 
@@ -8,7 +9,8 @@ thread_local! {
     static PLANTED_HERE: std::cell::Cell<Option<Plant>> = const { std::cell::Cell::new(None) };
 }
 
-/// Plants what `QUORATE_PLANT` names, by number or word. A name that nobody knows is an error: a misspelt bug would never be caught.
+/// Plants what `QUORATE_PLANT` names, by number or word. A name that nobody knows is an error: a
+/// misspelt bug would never be caught.
 #[cfg(feature = "plant")]
 pub fn select() -> anyhow::Result<()> {
     let Ok(name) = std::env::var("QUORATE_PLANT") else { return Ok(()) };

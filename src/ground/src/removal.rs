@@ -1,8 +1,11 @@
-//! Removal of folders that tasks have written into. It goes by descriptors, follows no link, and never crosses a mount: what a task has
-//! bind-mounted into its folder is somebody else's, also when it is of the same device.
+//! Removal of folders that tasks have written into. It goes by descriptors, follows no link, and
+//! never crosses a mount: what a task has bind-mounted into its folder is somebody else's, also
+//! when it is of the same device.
 //!
-//! What cannot be removed is left and named, and the rest is removed all the same. The kernel refuses to remove what something is mounted
-//! on, and says of each folder that is opened whether that would cross a mount. Depth and number of what is removed have no bound; memory and open files do.
+//! What cannot be removed is left and named, and the rest is removed all the same. The kernel
+//! refuses to remove what something is mounted on, and says of each folder that is opened whether
+//! that would cross a mount. Depth and number of what is removed have no bound; memory and open
+//! files do.
 
 use std::{
     ffi::{CStr, CString, OsStr},
@@ -20,7 +23,8 @@ use rustix::{
     io::Errno,
 };
 
-/// Folders inside each other that are open at a time. What is deeper is moved up to the top of the tree first.
+/// Folders inside each other that are open at a time. What is deeper is moved up to the top of the
+/// tree first.
 const DEPTH_MAX: usize = 32;
 /// Folders that are moved up in one removal: a process that lives on could make more for ever.
 const MOVES_MAX: u32 = 1 << 20;
@@ -186,7 +190,8 @@ impl Left {
     }
 }
 
-/// Opens a folder below another one, on the same mount. An owner who has taken its own rights away gets them back.
+/// Opens a folder below another one, on the same mount. An owner who has taken its own rights away
+/// gets them back.
 fn open(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<OwnedFd> {
     let open = |flags| rustix::fs::openat2(parent, name, FOLDER | flags, Mode::empty(), WITHIN);
     let opened = open(OFlags::RDONLY);
@@ -219,7 +224,8 @@ mod tests {
 
     use super::*;
 
-    /// Set where a test runs again in a mount namespace of its own, to the folder that it has mounts in.
+    /// Set where a test runs again in a mount namespace of its own, to the folder that it has
+    /// mounts in.
     const MOUNTED: &str = "QUORATE_TEST_MOUNTED";
 
     #[test]
@@ -271,7 +277,8 @@ mod tests {
         assert!(!tree.exists());
     }
 
-    /// Runs a test once more, where it may mount: root and whoever may have a user namespace can. False: nobody here can.
+    /// Runs a test once more, where it may mount: root and whoever may have a user namespace can.
+    /// False: nobody here can.
     fn again_with_mounts(test: &str, mounts: &str) -> bool {
         let directory = tempfile::tempdir().unwrap();
         let script = format!("cd \"$1\" && {mounts} && exec \"$2\" --exact \"$3\"");

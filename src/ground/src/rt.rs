@@ -1,11 +1,14 @@
 //! The only file of the server core that names the runtime: tasks, time, channels, randomness.
 //!
-//! Production and simulation run the same tokio code. A simulation is a current-thread runtime with a paused clock and a seed
-//! ([`enter_simulation`]): then time is virtual, every random choice follows from the seed, and [`run_blocking`] needs no other thread, so that one
-//! seed gives one trace. Nothing in the core may start a thread of its own or read a clock by other means (docs/adr/0002).
+//! Production and simulation run the same tokio code. A simulation is a current-thread runtime with
+//! a paused clock and a seed ([`enter_simulation`]): then time is virtual, every random choice
+//! follows from the seed, and [`run_blocking`] needs no other thread, so that one seed gives one
+//! trace. Nothing in the core may start a thread of its own or read a clock by other means
+//! (docs/adr/0002).
 //!
-//! Several simulated servers share the thread: the tasks of each form a [`Group`], which a spawned task inherits from the one that spawns it, so
-//! that [`kill_group`] ends a whole server at once, as `kill -9` does.
+//! Several simulated servers share the thread: the tasks of each form a [`Group`], which a spawned
+//! task inherits from the one that spawns it, so that [`kill_group`] ends a whole server at once,
+//! as `kill -9` does.
 
 mod threads;
 
@@ -87,7 +90,8 @@ pub fn simulated_elapsed() -> Duration {
     started.elapsed()
 }
 
-/// How long a simulated disk takes for a sync: as a rule a few milliseconds, now and then a stall, more on a disk that was made slow.
+/// How long a simulated disk takes for a sync: as a rule a few milliseconds, now and then a stall,
+/// more on a disk that was made slow.
 pub fn simulated_sync_time() -> Duration {
     let chance = random_u64();
     let micros =
@@ -100,7 +104,8 @@ pub fn simulated_sync_time() -> Duration {
 /// Of so many pieces of blocking work one waits for long where threads are busy.
 const BUSY_EVERY: u64 = 32;
 
-/// How long simulated blocking work waits for a thread, or its result for whoever asked: as a rule less than a millisecond.
+/// How long simulated blocking work waits for a thread, or its result for whoever asked: as a rule
+/// less than a millisecond.
 fn simulated_work_time() -> Duration {
     if let Some(ordered) = with_group(None, |state| state.next_work.take()) {
         return ordered;
@@ -176,7 +181,8 @@ pub fn new_group() -> Group {
     })
 }
 
-/// Ends all tasks of a group at once: none of them is polled again, and what they spawn while they are dropped never runs.
+/// Ends all tasks of a group at once: none of them is polled again, and what they spawn while they
+/// are dropped never runs.
 pub fn kill_group(group: Group) {
     let killed = GROUPS.with_borrow_mut(|groups| groups.live.remove(&group));
     let Some(killed) = killed else { return };
@@ -188,7 +194,8 @@ pub fn kill_group(group: Group) {
     }
 }
 
-/// Stops a group as SIGSTOP does: none of its tasks is polled until [`resume_group`], while time and messages go on.
+/// Stops a group as SIGSTOP does: none of its tasks is polled until [`resume_group`], while time
+/// and messages go on.
 pub fn pause_group(group: Group) {
     GROUPS.with_borrow_mut(|groups| {
         if let Some(state) = groups.live.get_mut(&group)
@@ -232,12 +239,14 @@ pub fn set_sync_slow(group: Group, us_max: u64) {
     of_group(group, |state| state.sync_slow_us_max = us_max);
 }
 
-/// Makes the threads for blocking work of a group's server busy: now and then work waits for a random time up to this; 0: as usual.
+/// Makes the threads for blocking work of a group's server busy: now and then work waits for a
+/// random time up to this; 0: as usual.
 pub fn set_busy(group: Group, us_max: u64) {
     of_group(group, |state| state.busy_us_max = us_max);
 }
 
-/// Lets the next blocking work of a group's server, whichever that is, wait for this long before it is done.
+/// Lets the next blocking work of a group's server, whichever that is, wait for this long before it
+/// is done.
 pub fn delay_next_work(group: Group, delay: Duration) {
     of_group(group, |state| state.next_work = Some(delay));
 }
@@ -338,8 +347,9 @@ fn enlist(group: Group, task: AbortHandle) {
     });
 }
 
-/// Runs work that computes or blocks for long, away from the async threads. It is done also when whoever asked for it has gone. On a simulated server it
-/// is done at one moment, some time after it was asked for, and its result comes some time later.
+/// Runs work that computes or blocks for long, away from the async threads. It is done also when
+/// whoever asked for it has gone. On a simulated server it is done at one moment, some time after
+/// it was asked for, and its result comes some time later.
 pub async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let task = match CURRENT_GROUP.get() {
         Some(group) => spawn_in(group, async move {

@@ -1,5 +1,6 @@
-//! The one form in which the number of a server is shown and read: sixteen hexadecimal digits. Numbers are random, so a form that is cut or
-//! written otherwise in one place is not found in the other.
+//! The one form in which the number of a server is shown and read: sixteen hexadecimal digits.
+//! Numbers are random, so a form that is cut or written otherwise in one place is not found in the
+//! other.
 
 use std::fmt;
 

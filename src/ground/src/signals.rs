@@ -1,5 +1,6 @@
-//! What a server or an agent is asked by signals: to stop (SIGTERM, SIGINT) or to read its configuration
-//! again (SIGHUP). SIGUSR1 and SIGUSR2, which would end a process at once, are ignored with a line in the log.
+//! What a server or an agent is asked by signals: to stop (SIGTERM, SIGINT) or to read its
+//! configuration again (SIGHUP). SIGUSR1 and SIGUSR2, which would end a process at once, are
+//! ignored with a line in the log.
 
 use std::io;
 

@@ -1,5 +1,6 @@
-//! Panics and process exit. A panic ends the process with a marker, because a replica that broke an invariant must stop, except inside
-//! [`contained`], which wraps one scheduling turn of a server or one allocation of an agent and nothing else.
+//! Panics and process exit. A panic ends the process with a marker, because a replica that broke an
+//! invariant must stop, except inside [`contained`], which wraps one scheduling turn of a server or
+//! one allocation of an agent and nothing else.
 
 use std::{
     cell::Cell,
@@ -47,7 +48,8 @@ pub fn install_panic_hook() {
     }));
 }
 
-/// Whether a panic of the runtime or the standard library is for want of threads: of the machine then, and of no invariant.
+/// Whether a panic of the runtime or the standard library is for want of threads: of the machine
+/// then, and of no invariant.
 fn is_want_of_threads(text: &str) -> bool {
     text.starts_with("OS can't spawn worker thread")
         || text.starts_with("failed to spawn thread")
@@ -80,7 +82,8 @@ pub fn contained<T>(turn: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-/// Runs what can fail alone, one allocation of an agent, to its end; a panic in it becomes its message.
+/// Runs what can fail alone, one allocation of an agent, to its end; a panic in it becomes its
+/// message.
 pub async fn contained_task<T>(task: impl Future<Output = T>) -> Result<T, String> {
     let mut task = Box::pin(task);
     std::future::poll_fn(|context| match contained(|| task.as_mut().poll(context)) {

@@ -1,5 +1,6 @@
 //! Logging of a process: to standard error, for people or as JSON, at a level that can be changed
-//! while it runs. Beside it traces, if a collector is configured; without one nothing of them is set up.
+//! while it runs. Beside it traces, if a collector is configured; without one nothing of them is
+//! set up.
 
 mod export;
 mod traces;
@@ -114,8 +115,8 @@ pub fn start(config: &LogConfig) {
     keep(started, Running { level: Mutex::new(config.level), reload, traces: None });
 }
 
-/// Starts logging, and traces for a collector; `server` is what they say they are from. What is returned
-/// sends them once it is started.
+/// Starts logging, and traces for a collector; `server` is what they say they are from. What is
+/// returned sends them once it is started.
 pub fn start_with_traces(config: &LogConfig, collector: Address, server: &str) -> Exporter {
     let (spans, ended) = mpsc::channel(export::SPANS_MAX);
     let counts = Arc::new(Counts::default());
@@ -201,8 +202,8 @@ mod tests {
 
     use super::*;
 
-    /// No feature of `tracing` may leave the lines of `debug`, or the spans of traces, out of a build: then
-    /// the level could not be changed to it.
+    /// No feature of `tracing` may leave the lines of `debug`, or the spans of traces, out of a
+    /// build: then the level could not be changed to it.
     #[test]
     fn lines_of_debug_are_in_every_build() {
         assert!(STATIC_MAX_LEVEL >= LevelFilter::DEBUG);

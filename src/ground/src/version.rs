@@ -4,7 +4,8 @@ use std::sync::OnceLock;
 
 /// Our own.
 pub const QUORATE: &str = env!("CARGO_PKG_VERSION");
-/// The version of Nomad whose interface is spoken. Job files ask for it (`attr.nomad.version`), so it rises when the interface does.
+/// The version of Nomad whose interface is spoken. Job files ask for it (`attr.nomad.version`), so
+/// it rises when the interface does.
 pub const NOMAD: &str = "2.0.6";
 
 /// Of what this program was built, as far as whoever built it said.

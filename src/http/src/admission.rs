@@ -8,8 +8,8 @@
 //!                                                 time of a request: 429
 //!  then: its share of what all bodies become once they are read ─► handler
 //! ```
-//! So a handler may parse and plan without looking at the time: other requests do not wait for it. A
-//! request whose client has gone is given up at its next wait.
+//! So a handler may parse and plan without looking at the time: other requests do not wait for it.
+//! A request whose client has gone is given up at its next wait.
 
 use std::sync::Arc;
 
@@ -105,7 +105,8 @@ fn is_costly(parts: &Parts, body: &Bytes) -> bool {
     computes || body.len() > BODY_BYTES_LITTLE
 }
 
-/// Costly requests at a time: one computes on each heavy thread while another waits for the cluster.
+/// Costly requests at a time: one computes on each heavy thread while another waits for the
+/// cluster.
 pub(super) fn turns() -> usize {
     2 * ground::rt::heavy_threads()
 }

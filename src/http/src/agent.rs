@@ -70,7 +70,8 @@ async fn servers(call: Call) -> Result<Answer, Error> {
     call.answer(&json!(addresses), None)
 }
 
-/// Nobody is joined from here: a server joins by its own configuration, which says so when it fails.
+/// Nobody is joined from here: a server joins by its own configuration, which says so when it
+/// fails.
 async fn join(call: Call) -> Result<Answer, Error> {
     if call.parameter("address").is_none_or(str::is_empty) {
         return Err(Error::bad("missing address to join"));
@@ -115,8 +116,8 @@ async fn set_log_level(call: Call) -> Result<Answer, Error> {
     call.answer(&json!({ "Level": level }), None)
 }
 
-/// That this process answers. It stays 200 while the cluster has no leader: a restart would not help,
-/// and would hinder the election.
+/// That this process answers. It stays 200 while the cluster has no leader: a restart would not
+/// help, and would hinder the election.
 async fn live(call: Call) -> Result<Answer, Error> {
     call.answer(&json!({ "server": { "ok": true, "message": "ok" } }), None)
 }

@@ -1,6 +1,7 @@
-//! The agent's HTTP service: logs and files of its allocations, signals and restarts of their tasks, how it fares, and whatever else
-//! Nomad's clients answer by asking a server. It never
-//! leaves an allocation's directory, and never shows secrets. It trusts whoever can reach it, as the servers do that pass requests on.
+//! The agent's HTTP service: logs and files of its allocations, signals and restarts of their
+//! tasks, how it fares, and whatever else Nomad's clients answer by asking a server. It never
+//! leaves an allocation's directory, and never shows secrets. It trusts whoever can reach it, as
+//! the servers do that pass requests on.
 
 mod describe;
 mod files;
@@ -125,8 +126,9 @@ impl Files {
     }
 }
 
-/// Whether a server asks for this start because another one wants to register as this node. A server asks the first time after each restart at
-/// the same address, and then means the start before.
+/// Whether a server asks for this start because another one wants to register as this node. A
+/// server asks the first time after each restart at the same address, and then means the start
+/// before.
 fn has_rival(start: Option<[u8; 16]>, rival: &str, meant: &str) -> bool {
     let meant = meant.parse::<fsm::NodeId>().ok().map(|id| id.0);
     !rival.is_empty() && meant.is_some() && meant == start

@@ -1,5 +1,5 @@
-//! Answers: a body, whole or as a stream, and Nomad's index headers; and what the whole bodies of all may take. Must never be built from a snapshot that the headers do not
-//! describe.
+//! Answers: a body, whole or as a stream, and Nomad's index headers; and what the whole bodies of
+//! all may take. Must never be built from a snapshot that the headers do not describe.
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,7 +48,8 @@ impl Meta {
 enum AnswerBody {
     /// It is there before the answer begins.
     Whole(Bytes),
-    /// It comes part by part, as fast as its client takes it. Never collected: no more of it takes memory than the parts on their way.
+    /// It comes part by part, as fast as its client takes it. Never collected: no more of it takes
+    /// memory than the parts on their way.
     Stream(Body),
 }
 
@@ -103,7 +104,8 @@ impl IntoResponse for Answer {
     }
 }
 
-/// What the whole bodies of all answers may take that their clients have not taken yet. Streams have no share: they hold a few parts each.
+/// What the whole bodies of all answers may take that their clients have not taken yet. Streams
+/// have no share: they hold a few parts each.
 #[derive(Clone)]
 pub(crate) struct AnswerBodies {
     /// KiB that are free.
@@ -117,8 +119,8 @@ impl AnswerBodies {
         Self { free: Arc::new(Semaphore::new(bytes_max.div_ceil(1_024))), bytes_max }
     }
 
-    /// The same body with its share of what all may take, which it has until the last part of it is written or dropped. It is not waited for: a
-    /// body that waits takes memory too.
+    /// The same body with its share of what all may take, which it has until the last part of it is
+    /// written or dropped. It is not waited for: a body that waits takes memory too.
     pub(crate) fn hold(&self, body: Bytes) -> Result<Bytes, Error> {
         if body.len() <= BODY_BYTES_UNCOUNTED {
             return Ok(body);
@@ -134,7 +136,8 @@ impl AnswerBodies {
     }
 }
 
-/// A body and its share. The connection takes the bytes out of the answer before it writes them, so the share is with the bytes.
+/// A body and its share. The connection takes the bytes out of the answer before it writes them, so
+/// the share is with the bytes.
 struct Held {
     body: Bytes,
     _share: OwnedSemaphorePermit,

@@ -1,15 +1,19 @@
-//! Blocking queries: `index` and `wait`. The answer comes when the result's index exceeds `index`, or when `wait` is over.
+//! Blocking queries: `index` and `wait`. The answer comes when the result's index exceeds `index`,
+//! or when `wait` is over.
 //!
-//! As in Nomad, the index of a list is that of its tables, and a query that is behind it is answered at once; one that waits is woken only by a
-//! change of what it asks about, its [`Extent`], so that a thousand watchers of one job each do not all answer to every change of any.
+//! As in Nomad, the index of a list is that of its tables, and a query that is behind it is
+//! answered at once; one that waits is woken only by a change of what it asks about, its
+//! [`Extent`], so that a thousand watchers of one job each do not all answer to every change of
+//! any.
 //!
 //! ```text
 //!  first snapshot (linearizable unless stale) ─► index newer? ─► answer
 //!        ▲                                          │ no
 //!        └── local snapshot, newer than the last ◄──┴── Api::changed(tables, index of the snapshot)
 //! ```
-//! No change is missed: the wait begins at the index of the snapshot that was looked at, and [`wire::api::Api::changed`]
-//! resolves at once when a table has changed since. No snapshot is held while waiting.
+//! No change is missed: the wait begins at the index of the snapshot that was looked at, and
+//! [`wire::api::Api::changed`] resolves at once when a table has changed since. No snapshot is held
+//! while waiting.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +34,8 @@ use crate::serve::Closing;
 
 /// Longest and default wait (Nomad's `MaxBlockingRPCQueryTime`).
 const WAIT_MAX: Duration = Duration::from_mins(5);
-/// Tables of Nomad whose lists have the index 0 until they are written; who asks with 0 does not wait.
+/// Tables of Nomad whose lists have the index 0 until they are written; who asks with 0 does not
+/// wait.
 const ZERO_FIRST: [TableId; 3] = [TableId::Jobs, TableId::Evaluations, TableId::Allocations];
 /// Rows of the largest table of a list from which its body is built on a thread of its own.
 const ROWS_INLINE_MAX: usize = 2_000;
@@ -61,7 +66,8 @@ impl Call {
         self.item_within(what, tables, (&index, extent), body).await
     }
 
-    /// As [`Self::item_body`], of something that is no row alone: beside its index it has an extent, which wakes who waits.
+    /// As [`Self::item_body`], of something that is no row alone: beside its index it has an
+    /// extent, which wakes who waits.
     pub(crate) async fn item_within(
         &self,
         what: &str,
@@ -81,7 +87,8 @@ impl Call {
         self.answer_body(body, Some(meta))
     }
 
-    /// Answers with one thing that is derived from many rows of `tables`: its index is that of the tables.
+    /// Answers with one thing that is derived from many rows of `tables`: its index is that of the
+    /// tables.
     pub(crate) async fn derived(
         &self,
         what: &str,
@@ -134,7 +141,8 @@ impl Call {
         self.list_within(tables, whole, fill).await
     }
 
-    /// Answers with a list that depends on a part of its tables: one that waits is woken by changes of that part.
+    /// Answers with a list that depends on a part of its tables: one that waits is woken by changes
+    /// of that part.
     pub(crate) async fn list_within(
         &self,
         tables: &'static [TableId],
@@ -165,7 +173,8 @@ impl Call {
         Ok(Answer::json(StatusCode::OK, body, Some(meta)))
     }
 
-    /// Runs what reads `rows` rows: here when they are few, on a thread of its own and in its turn when they are many.
+    /// Runs what reads `rows` rows: here when they are few, on a thread of its own and in its turn
+    /// when they are many.
     pub(crate) async fn in_turn<T: Send + 'static>(
         &self,
         rows: usize,
@@ -192,8 +201,8 @@ impl Call {
         ApiError::Overloaded { what: Limit::LargeLists, limit, retry_after_ms: 1_000 }.into()
     }
 
-    /// The first snapshot at which `index` exceeds the client's, and the `extent` is another than when the wait began, or the last one before the
-    /// wait is over.
+    /// The first snapshot at which `index` exceeds the client's, and the `extent` is another than
+    /// when the wait began, or the last one before the wait is over.
     async fn snapshot(
         &self,
         tables: &'static [TableId],
@@ -233,8 +242,9 @@ impl Call {
         }
     }
 
-    /// A stale snapshot that is not older than what the client has seen. When the wait for it is over a linearizable one takes its place:
-    /// either this server is behind, or the index is from before a restore or of another cluster, and the client has to start over.
+    /// A stale snapshot that is not older than what the client has seen. When the wait for it is
+    /// over a linearizable one takes its place: either this server is behind, or the index is from
+    /// before a restore or of another cluster, and the client has to start over.
     async fn caught_up(&self, seen: Index, deadline: Instant) -> Result<Snapshot, Error> {
         let left = deadline.saturating_duration_since(Instant::now());
         let caught_up = tokio::select! {

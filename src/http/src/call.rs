@@ -1,4 +1,5 @@
-//! One request: its path, query, body and identity, each within its bound. Every handler gets a [`Call`] and nothing else.
+//! One request: its path, query, body and identity, each within its bound. Every handler gets a
+//! [`Call`] and nothing else.
 
 use std::{
     sync::{
@@ -157,7 +158,8 @@ impl Call {
         i64::try_from(self.api.now_ms() / 1000).unwrap_or(i64::MAX)
     }
 
-    /// The time of the cluster whenever it is asked, Unix ms: a blocking query shows its answer later.
+    /// The time of the cluster whenever it is asked, Unix ms: a blocking query shows its answer
+    /// later.
     pub(crate) fn clock(&self) -> impl Fn() -> TimeMs + Send + Sync + 'static + use<> {
         let api = Arc::clone(&self.api);
         move || api.now_ms()
@@ -300,8 +302,8 @@ impl Call {
         self.write_as(command, self.request_id).await
     }
 
-    /// As [`Self::write`], of one of several commands of a request that is cut alike at each retry: the first has the request's key, and each other
-    /// one of its own.
+    /// As [`Self::write`], of one of several commands of a request that is cut alike at each retry:
+    /// the first has the request's key, and each other one of its own.
     pub(crate) async fn write_part(
         &self,
         command: Command,
@@ -314,7 +316,8 @@ impl Call {
         self.write_as(command, self.request_id.map(of_part)).await
     }
 
-    /// As [`Self::write`], of one of several commands of a request: its key stands for none of them.
+    /// As [`Self::write`], of one of several commands of a request: its key stands for none of
+    /// them.
     pub(crate) async fn write_unkeyed(&self, command: Command) -> Result<Written, Error> {
         self.write_as(command, None).await
     }
@@ -336,7 +339,8 @@ impl Call {
         self.request_id
     }
 
-    /// An id for the evaluation that this request makes, which the request's span names from now on.
+    /// An id for the evaluation that this request makes, which the request's span names from now
+    /// on.
     pub(crate) fn evaluation_id(&self) -> EvaluationId {
         let id = self.new_evaluation();
         tracing::Span::current().record("evaluation", tracing::field::display(id));
@@ -352,7 +356,8 @@ impl Call {
         EvaluationId(digest_16(&[b"evaluation", &request, &number.to_le_bytes()]))
     }
 
-    /// Ids for the evaluations of `count` jobs; under an idempotency key their number does not depend on the state.
+    /// Ids for the evaluations of `count` jobs; under an idempotency key their number does not
+    /// depend on the state.
     pub(crate) fn evaluation_ids(&self, count: usize) -> Vec<EvaluationId> {
         let count = if self.request_id.is_some() { KEYED_IDS } else { count };
         (0..count).map(|_| self.new_evaluation()).collect()
@@ -387,7 +392,8 @@ impl Call {
         Ok(body.map_err(|error| Error::internal(error.to_string()))?.into())
     }
 
-    /// An answer of a write: the index is that of its entry. It is not counted, as nobody may be turned away after what was written.
+    /// An answer of a write: the index is that of its entry. It is not counted, as nobody may be
+    /// turned away after what was written.
     pub(crate) fn answer_write(
         &self,
         written: &Written,

@@ -34,7 +34,8 @@ const MEMBER_TABLES: &[TableId] =
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
-        // Nomad lacks capacity groups: to see them is to see the settings of the cluster, and a word of a source makes and ends machines.
+        // Nomad lacks capacity groups: to see them is to see the settings of the cluster, and a
+        // word of a source makes and ends machines.
         Route::read("/v1/capacity", Subject::Machines, Right::OperatorRead, list),
         // Also the path of a group of that name.
         Route::read("/v1/capacity/requirements", Subject::Machines, Right::OperatorRead, read),

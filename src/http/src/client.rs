@@ -1,4 +1,5 @@
-//! `/v1/client/…`: requests about a node's files, logs and processes, passed on to that node's agent.
+//! `/v1/client/…`: requests about a node's files, logs and processes, passed on to that node's
+//! agent.
 //!
 //! ```text
 //!  /client/fs/logs/ALLOC ─► allocation ─► node ─► its HTTP address ─► same path and query ─► body streamed through
@@ -157,7 +158,8 @@ async fn send(call: &Call, address: &str, request: Request<Body>) -> Result<Answ
         Error::agent_unreachable(format!("the agent at {address} does not answer: {error}"))
     };
     let link = connect(address, call.closing.clone()).await.map_err(unreachable)?;
-    // A restart is answered when the tasks have ended, which their `kill_timeout` bounds: it is waited for as long as its client waits.
+    // A restart is answered when the tasks have ended, which their `kill_timeout` bounds: it is
+    // waited for as long as its client waits.
     let is_restart = call.segment(1) == "allocation" && call.segment(3) == "restart";
     let patience = (!is_restart).then_some(call.options.timeout);
     let answered = link.send(request, patience).await;

@@ -1,7 +1,9 @@
-//! Where reads are answered: on the edge's threads, or on the heavy ones when their route lately held a thread for long.
+//! Where reads are answered: on the edge's threads, or on the heavy ones when their route lately
+//! held a thread for long.
 //!
-//! The count of rows does not say what a list costs: a hundred evaluations of a job of a thousand groups are 60 MB. So the processor time of reads is
-//! measured. A read that waits for a change holds no thread, and costs nothing meanwhile.
+//! The count of rows does not say what a list costs: a hundred evaluations of a job of a thousand
+//! groups are 60 MB. So the processor time of reads is measured. A read that waits for a change
+//! holds no thread, and costs nothing meanwhile.
 
 use std::{
     collections::BTreeMap,
@@ -13,9 +15,11 @@ use std::{
 
 use ground::rt::{Threads, thread_time};
 
-/// A route whose reads hold a thread for longer at a time is answered on the heavy threads: what an honest write may wait for.
+/// A route whose reads hold a thread for longer at a time is answered on the heavy threads: what an
+/// honest write may wait for.
 const LONG: Duration = Duration::from_millis(2);
-/// Each cheaper read lowers the cost of its route by one part of so many: 100 ms become 2 ms with about thirty of them.
+/// Each cheaper read lowers the cost of its route by one part of so many: 100 ms become 2 ms with
+/// about thirty of them.
 const FORGOTTEN: u32 = 8;
 
 /// By route: the longest time for which one poll of a lately answered read held its thread.

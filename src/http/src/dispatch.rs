@@ -1,11 +1,13 @@
-//! Dispatch of parameterized jobs: `/v1/job/ID/dispatch`, `…/dispatch/payload` whose body is the payload itself, and `…/dispatch/batch` for many
-//! in one call.
+//! Dispatch of parameterized jobs: `/v1/job/ID/dispatch`, `…/dispatch/payload` whose body is the
+//! payload itself, and `…/dispatch/batch` for many in one call.
 //!
-//! A dispatch with an idempotency token takes effect once, however often it is sent: the state machine knows the tokens of a job's children. An
-//! `Idempotency-Key` is that of each entry, as of any other write: while its session is kept a retry has the answer of the first attempt, and another
-//! request under the key is refused. It also makes the tokens of dispatches that have none: they outlive the session.
-//! A batch is cut into as few entries as their size allows. Each dispatch of it has an answer of its own; after a lost reply the answers are found
-//! again in the state, by token or by the id that was made for it.
+//! A dispatch with an idempotency token takes effect once, however often it is sent: the state
+//! machine knows the tokens of a job's children. An `Idempotency-Key` is that of each entry, as of
+//! any other write: while its session is kept a retry has the answer of the first attempt, and
+//! another request under the key is refused. It also makes the tokens of dispatches that have none:
+//! they outlive the session. A batch is cut into as few entries as their size allows. Each dispatch
+//! of it has an answer of its own; after a lost reply the answers are found again in the state, by
+//! token or by the id that was made for it.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use std::collections::{BTreeMap, BTreeSet};
@@ -93,7 +95,8 @@ async fn write_one(call: &Call, parent: &JobKey, child: Dispatched) -> Result<An
     call.answer_write(&written, shown)
 }
 
-/// Up to [`DISPATCHES_MAX`] dispatches. What is wrong with one of them is its answer and concerns no other.
+/// Up to [`DISPATCHES_MAX`] dispatches. What is wrong with one of them is its answer and concerns
+/// no other.
 async fn many(call: Call) -> Result<Answer, Error> {
     let call = &call;
     let target = call.job_path()?;
@@ -139,7 +142,8 @@ async fn many(call: Call) -> Result<Answer, Error> {
     let shown = json!({ "Dispatched": shown.collect::<Vec<_>>() });
     let written = match last {
         Some(written) => written,
-        // Nothing was good enough to be written: the index is that of the state that the next read sees.
+        // Nothing was good enough to be written: the index is that of the state that the next read
+        // sees.
         None => Written { index: call.read().await?.state.index(), reply: Reply::Done },
     };
     call.answer_write(&written, shown)
@@ -176,12 +180,14 @@ fn token_of(call: &Call, token: Text, position: usize) -> Text {
     }
 }
 
-/// Stops a job, so that it makes no more children, and then its children, some in each entry: those that wait before those that run, or they would
-/// be let in. Whoever asks again goes on where it ended.
+/// Stops a job, so that it makes no more children, and then its children, some in each entry: those
+/// that wait before those that run, or they would be let in. Whoever asks again goes on where it
+/// ended.
 pub(super) async fn stop_children(call: &Call, whole: &DeregisterJob) -> Result<(), Error> {
     let DeregisterJob { job: ref parent, purge, .. } = *whole;
     let state = call.read().await?.state;
-    // A parent that was purged may have left some behind; one that is gone with them was purged by the same request, whose answer was lost.
+    // A parent that was purged may have left some behind; one that is gone with them was purged by
+    // the same request, whose answer was lost.
     let is_other = state.jobs().get(parent).is_some_and(|job| !job.is_parent());
     if is_other && state.children(parent).is_none() {
         return Err(Error::bad(format!(
@@ -215,7 +221,8 @@ pub(super) async fn stop_children(call: &Call, whole: &DeregisterJob) -> Result<
     Ok(())
 }
 
-/// A dispatch of a batch. Its id is none of `ids`, which are those before it: random parts of ids are short.
+/// A dispatch of a batch. Its id is none of `ids`, which are those before it: random parts of ids
+/// are short.
 fn dispatched_of_many(
     call: &Call,
     parent: &JobKey,

@@ -4,9 +4,11 @@
 //!  ClientStatus == "running" and not (Meta["rack"] is empty or Name matches "^web")
 //! ```
 //!
-//! A selector names a field of the object that the list shows, or of the whole object when the list shows less. The first part of a selector must be a
-//! field; what a map does not have is not equal to anything, not in anything, and empty. `any Groups as g { g.Name == "web" }` and `all` look at what
-//! a list or map holds, under names that hold between the braces. What is wrong is refused with its column.
+//! A selector names a field of the object that the list shows, or of the whole object when the list
+//! shows less. The first part of a selector must be a field; what a map does not have is not equal
+//! to anything, not in anything, and empty. `any Groups as g { g.Name == "web" }` and `all` look at
+//! what a list or map holds, under names that hold between the braces. What is wrong is refused
+//! with its column.
 
 mod evaluate;
 mod parse;
@@ -20,7 +22,8 @@ use super::error::Error;
 const BYTES_MAX: usize = 8 << 10;
 /// How deep parentheses and `not` may be nested.
 const DEPTH_MAX: usize = 64;
-/// What a look at an element costs of the budget: some hundred nanoseconds by its estimate. `any` in `any` multiplies.
+/// What a look at an element costs of the budget: some hundred nanoseconds by its estimate. `any`
+/// in `any` multiplies.
 const ELEMENT: u64 = 1_000;
 
 /// A parsed expression.
@@ -91,7 +94,8 @@ impl Filter {
         Ok(Self { expression, budget })
     }
 
-    /// Whether a row is selected: `shown` is what the list shows of it, `whole` makes the whole object, where the list shows less.
+    /// Whether a row is selected: `shown` is what the list shows of it, `whole` makes the whole
+    /// object, where the list shows less.
     pub(crate) fn selects(
         &self,
         shown: &Value,

@@ -1,4 +1,5 @@
-//! One HTTP request that is passed on to another process, and its answer streamed back. Knows no endpoint.
+//! One HTTP request that is passed on to another process, and its answer streamed back. Knows no
+//! endpoint.
 //!
 //! Must never hold a body: neither side's pace is the other's, and logs may be followed for hours.
 
@@ -71,7 +72,8 @@ pub(crate) async fn connect(address: &str, closing: Option<Closing>) -> Result<L
 }
 
 impl Link {
-    /// Sends the request, and gives the answer with all its headers. Without `patience` its head is waited for as long as the client waits.
+    /// Sends the request, and gives the answer with all its headers. Without `patience` its head is
+    /// waited for as long as the client waits.
     pub(crate) async fn send(
         mut self,
         mut request: Request<Body>,

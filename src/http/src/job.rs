@@ -1,6 +1,7 @@
 //! Jobs: `/v1/jobs…`, `/v1/job/ID…` and `/v1/validate/job`.
 //!
-//! A job id may hold slashes, encoded or not, so the verb is what stands behind the last slash of the path as received, if it is one.
+//! A job id may hold slashes, encoded or not, so the verb is what stands behind the last slash of
+//! the path as received, if it is one.
 
 use std::sync::Arc;
 
@@ -27,7 +28,8 @@ use super::{
 
 const JOB_TABLES: &[TableId] = &[TableId::Jobs];
 const JOB_AND_ALLOCATION_TABLES: &[TableId] = &[TableId::Jobs, TableId::Allocations];
-/// The region of jobs that name none; in a request it stands, as in Nomad, for the region of whoever is asked.
+/// The region of jobs that name none; in a request it stands, as in Nomad, for the region of
+/// whoever is asked.
 const REGION_ANY: &str = "global";
 
 pub(super) fn routes() -> Vec<Route> {
@@ -104,8 +106,8 @@ async fn list(call: Call) -> Result<Answer, Error> {
 async fn get_job(call: Call) -> Result<Answer, Error> {
     let call = &call;
     let key = &call.job_path()?.key(call)?;
-    // The place of a child among those that wait changes with theirs, so its answer is as old as the table, and one of its parent's children wakes
-    // who waits for it.
+    // The place of a child among those that wait changes with theirs, so its answer is as old as
+    // the table, and one of its parent's children wakes who waits for it.
     let index = |state: &State| {
         let job = state.jobs().get(key)?;
         Some(if job.waiting.is_some() { tables_index(state, JOB_TABLES) } else { job.modify_index })
@@ -269,7 +271,8 @@ fn submission_of(fields: &Fields<'_>) -> Result<(Option<Submission>, Option<Stri
     Ok(((!submission.source.is_empty()).then_some(submission), None))
 }
 
-/// The job of a request's body. The namespace of the query goes over that of the body, and that over the job's, as in Nomad. A job of another region is none of this server's.
+/// The job of a request's body. The namespace of the query goes over that of the body, and that
+/// over the job's, as in Nomad. A job of another region is none of this server's.
 pub(super) fn job_of(call: &Call, fields: &Fields<'_>) -> Result<Value, Error> {
     let job = fields.object("Job")?.ok_or_else(|| Error::bad("Job must be specified"))?;
     let region = job.text("Region")?.unwrap_or("");

@@ -1,7 +1,9 @@
-//! Bodies of jobs that are asked for again and again: making the JSON of a job costs more than everything else a read does.
+//! Bodies of jobs that are asked for again and again: making the JSON of a job costs more than
+//! everything else a read does.
 //!
-//! Not state: an entry holds the very rows that it was made from, and serves only a snapshot that has the same ones (the same memory, which
-//! cannot be anything else while the entry holds it). Must never answer from rows that merely look alike.
+//! Not state: an entry holds the very rows that it was made from, and serves only a snapshot that
+//! has the same ones (the same memory, which cannot be anything else while the entry holds it).
+//! Must never answer from rows that merely look alike.
 
 use std::{
     hash::{BuildHasher, RandomState},

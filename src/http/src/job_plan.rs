@@ -1,4 +1,5 @@
-//! `PUT /v1/job/ID/plan`: what registering a job would do. The real scheduler on a snapshot of the server that is asked; nothing is written.
+//! `PUT /v1/job/ID/plan`: what registering a job would do. The real scheduler on a snapshot of the
+//! server that is asked; nothing is written.
 //!
 //! ```text
 //!  snapshot ─► clone ─► RegisterJob as `apply` does it ─► the scheduler's pass ─► counts, failures, preemptions
@@ -180,7 +181,8 @@ fn predict(
     Ok(prediction)
 }
 
-/// The state with what a periodic or parameterized job runs: its children are it, without the block that makes them. The child has an id that no job has.
+/// The state with what a periodic or parameterized job runs: its children are it, without the block
+/// that makes them. The child has an id that no job has.
 fn child_of(
     state: &State,
     now: TimeMs,
@@ -209,8 +211,9 @@ pub(super) fn registered(
     Ok(trial)
 }
 
-/// The evaluations that the run leaves: blocked ones and those for later. What finds no room may be waited for by a blocked evaluation that is there
-/// already; the run makes no other then, and that one stands for it.
+/// The evaluations that the run leaves: blocked ones and those for later. What finds no room may be
+/// waited for by a blocked evaluation that is there already; the run makes no other then, and that
+/// one stands for it.
 fn left_behind(state: &State, own: &Evaluation, outcome: &Outcome) -> Vec<Evaluation> {
     let mut left = outcome.evaluations.clone();
     let is_blocked = |row: &Evaluation| row.status == EvaluationStatus::Blocked;
@@ -257,7 +260,8 @@ impl Prediction {
     }
 }
 
-/// Writes into the diff what each group and task comes to. `replaces` says whether the change of a task of a group needs new instances.
+/// Writes into the diff what each group and task comes to. `replaces` says whether the change of a
+/// task of a group needs new instances.
 fn annotated(
     mut diff: Value,
     annotations: &Annotations,

@@ -1,4 +1,5 @@
-//! Versions of a job: their list with what differs between them, going back to one, marking one as stable or with a tag.
+//! Versions of a job: their list with what differs between them, going back to one, marking one as
+//! stable or with a tag.
 
 use std::sync::Arc;
 
@@ -61,7 +62,8 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-/// Versions kept, newest first. With `diffs`, how each differs from the one before it, or all from `diff_version` or `diff_tag`.
+/// Versions kept, newest first. With `diffs`, how each differs from the one before it, or all from
+/// `diff_version` or `diff_tag`.
 async fn list(call: Call) -> Result<Answer, Error> {
     let call = &call;
     let key = &call.job_path()?.key(call)?;
@@ -125,7 +127,8 @@ fn is_tagged(row: &JobVersion, name: &str) -> bool {
     row.tag.as_ref().is_some_and(|tag| &*tag.name == name)
 }
 
-/// Registers a version as a new one, if nobody has changed the job meanwhile. A version that is a stop stops the job: it is as it was then.
+/// Registers a version as a new one, if nobody has changed the job meanwhile. A version that is a
+/// stop stops the job: it is as it was then.
 async fn revert(call: Call) -> Result<Answer, Error> {
     let call = &call;
     let target = call.job_path()?;
@@ -150,7 +153,8 @@ async fn revert(call: Call) -> Result<Answer, Error> {
     call.answer_write(&written, answer)
 }
 
-/// The version that the body names, of the job in the path: it must name both, so that a slip does not mean version 0.
+/// The version that the body names, of the job in the path: it must name both, so that a slip does
+/// not mean version 0.
 fn named_version(fields: &Fields<'_>, target: &JobPath) -> Result<u64, Error> {
     match fields.text("JobID")?.filter(|id| !id.is_empty()) {
         None => return Err(Error::bad("JobID must be specified")),

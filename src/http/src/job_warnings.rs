@@ -1,5 +1,5 @@
-//! What the author of a valid job should know of this cluster before the night. Told when a job is registered, planned or validated, and never a
-//! reason to refuse it: what is missing may come.
+//! What the author of a valid job should know of this cluster before the night. Told when a job is
+//! registered, planned or validated, and never a reason to refuse it: what is missing may come.
 
 use std::collections::BTreeSet;
 
@@ -28,8 +28,8 @@ pub(super) fn of_cluster(state: &State, spec: &JobSpec) -> Vec<String> {
     warnings
 }
 
-/// Whether a node has it, of whatever status, or an instance pool can make one that will. The first agents of a cluster without nodes will have
-/// what is built here.
+/// Whether a node has it, of whatever status, or an instance pool can make one that will. The first
+/// agents of a cluster without nodes will have what is built here.
 fn has_driver(state: &State, name: &str) -> bool {
     if state.nodes().is_empty() && jobspec::driver_is_checked(name) {
         return true;

@@ -26,7 +26,8 @@ pub(crate) fn convert(job: &Value, now_s: i64) -> Result<Converted, Vec<String>>
     }
 }
 
-/// Parses a job file into the API's JSON, with Nomad's defaults if they are asked for, else with null for what the file does not say.
+/// Parses a job file into the API's JSON, with Nomad's defaults if they are asked for, else with
+/// null for what the file does not say.
 pub(crate) fn parse(source: &str, with_defaults: bool) -> Result<Value, Error> {
     let mut job = jobspec::parse("job.nomad.hcl", source)
         .map_err(|diagnostics| Error::bad(diagnostics.to_string()))?;
@@ -47,7 +48,8 @@ pub(crate) enum As {
     Version,
 }
 
-/// A version of a job. The current one shows the job's own index, which a stop raises too: it is the one that `EnforceIndex` asks for.
+/// A version of a job. The current one shows the job's own index, which a stop raises too: it is
+/// the one that `EnforceIndex` asks for.
 pub(crate) fn job_json(job: &Job, version: &JobVersion, shown: As) -> Value {
     let (status, modify_index) = match shown {
         As::Job => (job.status, job.modify_index),

@@ -1,15 +1,17 @@
 //! What a body of JSON will take once it is read, counted before it is.
 //!
-//! The smallest object takes two bytes on the wire and a node of a map in memory, so the length of a body bounds
-//! nothing: 24 MiB of `{"":0},` took 2.75 GB.
+//! The smallest object takes two bytes on the wire and a node of a map in memory, so the length of
+//! a body bounds nothing: 24 MiB of `{"":0},` took 2.75 GB.
 
-/// A map's first node in `serde_json::Value`: eleven keys of 24 bytes and values of 32, rounded up as
-/// the allocator does.
+/// A map's first node in `serde_json::Value`: eleven keys of 24 bytes and values of 32, rounded up
+/// as the allocator does.
 const OBJECT_BYTES: usize = 640;
-/// Another key and value, or element: its place in a vector that doubles, or in a node that is half full.
+/// Another key and value, or element: its place in a vector that doubles, or in a node that is half
+/// full.
 const VALUE_BYTES: usize = 64;
 
-/// Bytes that a body takes as a `serde_json::Value`, about, beside its own. What is no JSON costs what it looks like.
+/// Bytes that a body takes as a `serde_json::Value`, about, beside its own. What is no JSON costs
+/// what it looks like.
 pub(super) fn of(body: &[u8]) -> usize {
     let (mut objects, mut values) = (0usize, 0usize);
     let mut within_text = false;

@@ -1,4 +1,5 @@
-//! Nomad's HTTP API over [`wire::api::Api`]: the only place that knows its paths, headers and JSON shapes.
+//! Nomad's HTTP API over [`wire::api::Api`]: the only place that knows its paths, headers and JSON
+//! shapes.
 //!
 //! ```text
 //!  socket ─► serve ─► router ─► Call (query, body, bounds) ─► noun file ─► Api::read / Api::write
@@ -7,8 +8,9 @@
 //!                                       └─► Answer (headers)        error (the one map to status codes)
 //! ```
 //!
-//! Must never: keep state of its own (`job_bodies.rs` keeps bodies with the rows they are made of), change state by anything but a `Command`, or answer from a snapshot older than one the client has
-//! seen. Reads are linearizable on every server unless `stale` is given.
+//! Must never: keep state of its own (`job_bodies.rs` keeps bodies with the rows they are made of),
+//! change state by anything but a `Command`, or answer from a snapshot older than one the client
+//! has seen. Reads are linearizable on every server unless `stale` is given.
 
 mod admission;
 mod agent;
@@ -75,7 +77,8 @@ use answer::AnswerBodies;
 /// Bounds and names of the HTTP edge.
 #[derive(Clone, Debug)]
 pub struct HttpOptions {
-    /// Size of a request body, bytes; a larger one is answered with 413. A batch of dispatches may have six times as much.
+    /// Size of a request body, bytes; a larger one is answered with 413. A batch of dispatches may
+    /// have six times as much.
     pub request_bytes_max: usize,
     /// Bodies of all requests under way, bytes; beyond that requests are answered with 429.
     pub request_bodies_bytes_max: usize,
@@ -83,7 +86,8 @@ pub struct HttpOptions {
     pub large_lists_max: usize,
     /// Size of an answer's body, bytes; a larger list has to be paged.
     pub response_bytes_max: usize,
-    /// Bodies of all answers that are not written yet, bytes; beyond that reads are answered with 429. Short bodies do not count.
+    /// Bodies of all answers that are not written yet, bytes; beyond that reads are answered
+    /// with 429. Short bodies do not count.
     pub response_bodies_bytes_max: usize,
     /// Where requests that cost much are answered, and large lists are built.
     pub heavy: Threads,

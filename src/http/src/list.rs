@@ -1,6 +1,8 @@
-//! Lists: order, filter, pages, and the bound on their size. Rows are encoded one by one, so that a list costs its bytes and not its tree.
+//! Lists: order, filter, pages, and the bound on their size. Rows are encoded one by one, so that a
+//! list costs its bytes and not its tree.
 //!
-//! A page token is the key of the first row of the next page, so pages stay right while rows come and go.
+//! A page token is the key of the first row of the next page, so pages stay right while rows come
+//! and go.
 
 use std::{ops::RangeInclusive, sync::Arc};
 
@@ -100,8 +102,8 @@ impl List {
         Self { paging, filter, bytes_max, bytes: b"[".to_vec(), next_token: None }
     }
 
-    /// The rows in a range of keys that this page may be made of: where no filter leaves any out, no more than it shows and the one behind, so that a page
-    /// of a long list costs what it shows.
+    /// The rows in a range of keys that this page may be made of: where no filter leaves any out,
+    /// no more than it shows and the one behind, so that a page of a long list costs what it shows.
     pub(crate) fn page_of<'a, R: Row>(
         &self,
         table: &'a Table<R>,
@@ -140,7 +142,8 @@ impl List {
         self.fill_with(rows, key, view, None::<fn(&T) -> Value>)
     }
 
-    /// As [`Self::fill`], of rows that are shown in part: a filter may ask for any field of `whole`.
+    /// As [`Self::fill`], of rows that are shown in part: a filter may ask for any field of
+    /// `whole`.
     pub(crate) fn fill_stubs<T, K: PageKey>(
         &mut self,
         rows: Vec<T>,

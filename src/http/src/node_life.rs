@@ -1,5 +1,5 @@
-//! `NodeLife` of the scheduler configuration: the names of its settings, shown and read. What values
-//! may be is the state machine's to say ([`NodeLife::check`]).
+//! `NodeLife` of the scheduler configuration: the names of its settings, shown and read. What
+//! values may be is the state machine's to say ([`NodeLife::check`]).
 
 use fsm::{Text, settings::NodeLife};
 use serde_json::{Map, Value};

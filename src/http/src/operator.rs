@@ -1,4 +1,5 @@
-//! `/v1/operator/…`: Raft configuration, leadership, the scheduler configuration, and what a replica holds.
+//! `/v1/operator/…`: Raft configuration, leadership, the scheduler configuration, and what a
+//! replica holds.
 
 use fsm::{
     Command, Index, Rejection, Reply,

@@ -1,6 +1,8 @@
-//! Percent-encoding (RFC 3986): of path segments, of query values, and of what stands in a header that takes ASCII only.
+//! Percent-encoding (RFC 3986): of path segments, of query values, and of what stands in a header
+//! that takes ASCII only.
 //!
-//! It is strict: what is no encoding is not decoded, so that nothing is looked up under a name that nobody wrote.
+//! It is strict: what is no encoding is not decoded, so that nothing is looked up under a name that
+//! nobody wrote.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
@@ -12,7 +14,8 @@ pub fn encode(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// What encoded text stands for; none: a `%` without two digits behind it, or bytes that are not UTF-8.
+/// What encoded text stands for; none: a `%` without two digits behind it, or bytes that are not
+/// UTF-8.
 pub(crate) fn decode(text: &str) -> Option<String> {
     let is_code = |rest: &str| {
         let digits = rest.as_bytes().first_chunk::<2>();

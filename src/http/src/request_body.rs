@@ -1,4 +1,5 @@
-//! Bodies of requests: each within the limit of its route and all within what they may take together.
+//! Bodies of requests: each within the limit of its route and all within what they may take
+//! together.
 
 use std::sync::Arc;
 
@@ -16,14 +17,15 @@ use wire::api::{ApiError, Limit};
 
 use super::{Context, HttpOptions, dispatch::BATCH_SUFFIX, error::Error, json_cost};
 
-/// Bytes of an oversized body that are read and thrown away, so that the client gets to read the answer.
+/// Bytes of an oversized body that are read and thrown away, so that the client gets to read the
+/// answer.
 const DISCARD_BYTES_MAX: usize = 64 << 20;
-/// How much more a batch of dispatches may be than any other body: with the limit of 4 MiB 24 MiB, which is 1,000 payloads of 16 KiB in base64 and 3 KiB of
-/// meta with each.
+/// How much more a batch of dispatches may be than any other body: with the limit of 4 MiB 24 MiB,
+/// which is 1,000 payloads of 16 KiB in base64 and 3 KiB of meta with each.
 const BATCH_BODY_FACTOR: usize = 6;
 
-/// How much more a body may take once it is read than a body may have on the wire: with the limit of 4 MiB 64 MiB. The JSON of a job is reckoned
-/// at about eight times its length.
+/// How much more a body may take once it is read than a body may have on the wire: with the limit
+/// of 4 MiB 64 MiB. The JSON of a job is reckoned at about eight times its length.
 const READ_FACTOR: usize = 16;
 
 /// The body of a request, and its share of what all bodies may take.
@@ -40,7 +42,8 @@ pub(super) async fn read(
     Ok((body, share))
 }
 
-/// The share of what a body becomes once it is read, to be held as long as that. Looks at each byte once.
+/// The share of what a body becomes once it is read, to be held as long as that. Looks at each byte
+/// once.
 pub(super) fn share_of_values(
     body: &[u8],
     context: &Context,

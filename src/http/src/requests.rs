@@ -1,5 +1,5 @@
-//! Counts requests: by the noun of their route and the code of their answer, and how long the answers took to
-//! begin. Routes are those of the router, so that no request makes another row.
+//! Counts requests: by the noun of their route and the code of their answer, and how long the
+//! answers took to begin. Routes are those of the router, so that no request makes another row.
 
 use std::{
     collections::BTreeMap,

@@ -17,8 +17,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest answer, bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// The start of the agent at an address, as it names it. It is told which start is meant and where the other
-/// one serves: if it is meant, it logs that.
+/// The start of the agent at an address, as it names it. It is told which start is meant and where
+/// the other one serves: if it is meant, it logs that.
 pub fn start_at(rivalry: Rivalry) -> BoxFuture<'static, Option<[u8; 16]>> {
     async move {
         let asked = timeout(ANSWER_TIMEOUT, ask(&rivalry)).await;

@@ -1,8 +1,9 @@
-//! Routes: a row for each method of each path says what answers it, what it is about, and what right it needs. All that knows paths is made of these
-//! rows: the router, its 405 and 501, the tests, and `docs/api.md`. The rows are in the nouns' files, next to their handlers.
+//! Routes: a row for each method of each path says what answers it, what it is about, and what
+//! right it needs. All that knows paths is made of these rows: the router, its 405 and 501, the
+//! tests, and `docs/api.md`. The rows are in the nouns' files, next to their handlers.
 //!
-//! An id of a job may have slashes: `{job}` in a path stands for one segment or more. `/v1/job/a/b/plan` is the plan of `a/b`, and what ends in no
-//! row's words is an id.
+//! An id of a job may have slashes: `{job}` in a path stands for one segment or more.
+//! `/v1/job/a/b/plan` is the plan of `a/b`, and what ends in no row's words is an id.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -273,7 +274,8 @@ impl JobRoutes {
         Self(self.0.into_iter().map(|(words, one)| (words, one.fallback(wrong_method))).collect())
     }
 
-    /// The handlers for a path behind `/v1/job/`, and what it names: the most words that fit, with an id before them. None: the id is empty.
+    /// The handlers for a path behind `/v1/job/`, and what it names: the most words that fit, with
+    /// an id before them. None: the id is empty.
     fn find(&self, path: &[String]) -> Option<(&MethodRouter<Context>, JobPath)> {
         let fits = |words: &[&str]| {
             let of_id = path.len().saturating_sub(words.len());

@@ -1,4 +1,5 @@
-//! Scaling: `/v1/job/ID/scale`, `/v1/scaling/policies` and `/v1/scaling/policy/ID`, in the form that Nomad's autoscaler reads.
+//! Scaling: `/v1/job/ID/scale`, `/v1/scaling/policies` and `/v1/scaling/policy/ID`, in the form
+//! that Nomad's autoscaler reads.
 
 use fsm::{
     Command, ScalingPolicyId, State,
@@ -101,7 +102,8 @@ async fn scale(call: Call) -> Result<Answer, Error> {
     call.answer_write(&written, answer)
 }
 
-/// The message as its event keeps it: one that is too long is cut. No scaling is lost for what is said about it.
+/// The message as its event keeps it: one that is too long is cut. No scaling is lost for what is
+/// said about it.
 fn kept_message(text: &str, warnings: &mut Vec<String>) -> String {
     let bytes = text.len();
     if bytes <= SCALING_TEXT_BYTES_MAX {
@@ -115,7 +117,8 @@ fn kept_message(text: &str, warnings: &mut Vec<String>) -> String {
     format!("{}{mark}", text.get(..end).unwrap_or_default())
 }
 
-/// The meta as its event keeps it: half of an object is none, so a note takes the place of one that is too long.
+/// The meta as its event keeps it: half of an object is none, so a note takes the place of one that
+/// is too long.
 fn kept_meta(json: String, warnings: &mut Vec<String>) -> String {
     let bytes = json.len();
     if bytes <= SCALING_TEXT_BYTES_MAX {
@@ -126,7 +129,8 @@ fn kept_meta(json: String, warnings: &mut Vec<String>) -> String {
     json!({ "quorate.left_out": why }).to_string()
 }
 
-/// The group that the body names. It may name job and namespace too, if they are those of the request.
+/// The group that the body names. It may name job and namespace too, if they are those of the
+/// request.
 fn group<'a>(call: &Call, target: &JobPath, fields: &Fields<'a>) -> Result<&'a str, Error> {
     let named = fields.object("Target")?;
     let of = |name: &str| -> Result<&'a str, Error> {

@@ -1,7 +1,9 @@
-//! `/v1/search` (beginnings of ids and names) and `/v1/search/fuzzy` (parts of names), by context and namespace.
+//! `/v1/search` (beginnings of ids and names) and `/v1/search/fuzzy` (parts of names), by context
+//! and namespace.
 //!
-//! A search holds at most [`MATCHES_MAX`] matches of a context however many there are. Prefix searches of ids read the matching rows only; the others read
-//! their tables and take the turn of a large list.
+//! A search holds at most [`MATCHES_MAX`] matches of a context however many there are. Prefix
+//! searches of ids read the matching rows only; the others read their tables and take the turn of a
+//! large list.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,7 +42,8 @@ const TABLES: &[TableId] = &[
 /// Nomad's contexts of things that cannot exist here: nothing matches.
 const EMPTY: [&str; 6] =
     ["plugins", "volumes", "host_volumes", "vars", "quotas", "recommendations"];
-/// Contexts of a prefix search. Those of instances are ours and not part of `all`, since Nomad's clients do not know them.
+/// Contexts of a prefix search. Those of instances are ours and not part of `all`, since Nomad's
+/// clients do not know them.
 const PREFIX: [&str; 10] = [
     "jobs",
     "evals",
@@ -226,7 +229,8 @@ fn ids(state: &State, context: &str, query: &Query) -> Vec<String> {
     }
 }
 
-/// A name that holds the text: ordered by where it does, then the shorter name first, then by name, as Nomad orders them.
+/// A name that holds the text: ordered by where it does, then the shorter name first, then by name,
+/// as Nomad orders them.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Match {
     position: usize,

@@ -1,5 +1,6 @@
-//! Connections of servers and agents: accepts them within a bound ([`Door`]), serves HTTP/1.1 on each, and ends them when the process stops or their
-//! client takes nothing any more. Knows no endpoint.
+//! Connections of servers and agents: accepts them within a bound ([`Door`]), serves HTTP/1.1 on
+//! each, and ends them when the process stops or their client takes nothing any more. Knows no
+//! endpoint.
 
 use std::{
     convert::Infallible,
@@ -42,7 +43,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const TURN_AWAY: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\ncontent-type: text/plain; charset=utf-8\r\n\
 retry-after: 1\r\ncontent-length: 41\r\nconnection: close\r\n\r\nconnection limit reached; retry after 1 s";
 
-/// A listener with so many places for connections: a process that gives all its descriptors away cannot write its log any more.
+/// A listener with so many places for connections: a process that gives all its descriptors away
+/// cannot write its log any more.
 pub struct Door {
     listener: TcpListener,
     places: Arc<Semaphore>,
@@ -128,7 +130,8 @@ impl<S: Sync> FromRequestParts<S> for CalledBy {
     }
 }
 
-/// Serves `router` to the connections of a door, until `shutdown` resolves; requests that wait for a change end at once then, others may finish.
+/// Serves `router` to the connections of a door, until `shutdown` resolves; requests that wait for
+/// a change end at once then, others may finish.
 ///
 /// Dropping the future closes every connection.
 pub async fn serve(mut door: Door, router: Router, shutdown: impl Future<Output = ()>) {
@@ -195,7 +198,8 @@ async fn connection(socket: Socket, remote: Remote, router: Router, closing: Clo
     }
 }
 
-/// A client's socket. A write fails when the client takes nothing for too long: what waits for it takes memory.
+/// A client's socket. A write fails when the client takes nothing for too long: what waits for it
+/// takes memory.
 struct Socket {
     stream: TcpStream,
     /// How long the client may take nothing.
@@ -257,7 +261,8 @@ impl AsyncWrite for Socket {
         self.within_patience(context, written)
     }
 
-    /// Without it the connection would copy every body, and a copy has no share of what bodies may take.
+    /// Without it the connection would copy every body, and a copy has no share of what bodies may
+    /// take.
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
     }
@@ -297,7 +302,8 @@ mod tests {
         answer
     }
 
-    /// A client that asks for an answer of this many bytes and reads nothing of it, and the end of its connection.
+    /// A client that asks for an answer of this many bytes and reads nothing of it, and the end of
+    /// its connection.
     async fn unread(
         bytes: usize,
         share: &Arc<()>,

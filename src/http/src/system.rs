@@ -23,7 +23,8 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-/// Forgets all that has ended, however short ago. The rules are judged again where the commands are applied, so this server's view will do.
+/// Forgets all that has ended, however short ago. The rules are judged again where the commands are
+/// applied, so this server's view will do.
 async fn collect_garbage(call: Call) -> Result<Answer, Error> {
     // What a job leaves behind is free once the job is gone: the second round finds it.
     for _round in 0..2 {

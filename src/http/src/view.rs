@@ -1,4 +1,5 @@
-//! Nomad's JSON shapes: exact names, `[]` for empty lists, ids as UUID text, times in nanoseconds or RFC 3339 as Nomad has them.
+//! Nomad's JSON shapes: exact names, `[]` for empty lists, ids as UUID text, times in nanoseconds
+//! or RFC 3339 as Nomad has them.
 //!
 //! Must never return a node's secret, and never read anything but the state it is given.
 

@@ -1,5 +1,6 @@
-//! The API's JSON of a job with the defaults that Nomad's clients fill in before they send it (`Canonicalize` of `/v1/jobs/parse`). Owns no rule of what
-//! a valid job is: that is `convert`'s; a field that is there is never changed.
+//! The API's JSON of a job with the defaults that Nomad's clients fill in before they send it
+//! (`Canonicalize` of `/v1/jobs/parse`). Owns no rule of what a valid job is: that is `convert`'s;
+//! a field that is there is never changed.
 
 use serde_json::{Map, Value, json};
 

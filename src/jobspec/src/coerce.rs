@@ -1,5 +1,5 @@
-//! Values of HCL as the kinds that the tables of `schema.rs` ask for. Owns HCL's conversions between text, numbers and booleans; loses
-//! nothing: what does not convert exactly is refused.
+//! Values of HCL as the kinds that the tables of `schema.rs` ask for. Owns HCL's conversions
+//! between text, numbers and booleans; loses nothing: what does not convert exactly is refused.
 
 use std::ops::Range;
 

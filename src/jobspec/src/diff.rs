@@ -1,7 +1,9 @@
-//! What differs between two versions of a job, in the form of Nomad's `JobDiff`: fields, objects, task groups and tasks, each added, deleted, edited or
-//! unchanged. `job history`, `job plan` and whoever else shows a change read this one.
+//! What differs between two versions of a job, in the form of Nomad's `JobDiff`: fields, objects,
+//! task groups and tasks, each added, deleted, edited or unchanged. `job history`, `job plan` and
+//! whoever else shows a change read this one.
 //!
-//! Works on jobs as the API shows them ([`super::job_json`]), so a field that is added there is compared without a line here.
+//! Works on jobs as the API shows them ([`super::job_json`]), so a field that is added there is
+//! compared without a line here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +13,8 @@ use super::convert::SERVER_FIELDS;
 
 /// What is compared of a job, a group or a task, and in which order it is told: Nomad's.
 struct Level {
-    /// Fields that are the same in all versions, are compared by themselves, or that Nomad leaves out.
+    /// Fields that are the same in all versions, are compared by themselves, or that Nomad leaves
+    /// out.
     ignored: &'static [&'static str],
     /// Names of objects; others come behind.
     order: &'static [&'static str],
@@ -95,7 +98,8 @@ impl Change {
     }
 }
 
-/// The `JobDiff` from one job to another; none: the job does not exist. The fields that did not change are shown of objects that did.
+/// The `JobDiff` from one job to another; none: the job does not exist. The fields that did not
+/// change are shown of objects that did.
 pub fn job_diff(old: Option<&Value>, new: Option<&Value>) -> Value {
     let of_server = SERVER_FIELDS.into_iter().filter(|name| *name != TOLD);
     let ignored: Vec<&str> = of_server.chain(OF_JOB.ignored.iter().copied()).collect();
@@ -198,7 +202,8 @@ impl Parts {
         self.objects.push(inside.view(change, &[("Name", "Config".into())]));
     }
 
-    /// A list: of texts an object with what came and went, of objects one for each that did, those of the same name compared.
+    /// A list: of texts an object with what came and went, of objects one for each that did, those
+    /// of the same name compared.
     fn list(&mut self, key: &str, old: Option<&Value>, new: Option<&Value>) {
         let (before, after) = (items(old), items(new));
         if before == after {
@@ -282,7 +287,8 @@ fn object(name: &str, old: Option<&Value>, new: Option<&Value>) -> Option<Value>
     (change != Change::None).then(|| parts.view(change, &[("Name", name.into())]))
 }
 
-/// Where one of several objects of a name stands: first what was edited, then what came, then what went; of those what has fewer fields.
+/// Where one of several objects of a name stands: first what was edited, then what came, then what
+/// went; of those what has fewer fields.
 fn place_of_object(object: &Value) -> (usize, usize, String) {
     let changes = [Change::Edited, Change::Added, Change::Deleted, Change::None];
     let change = changes.iter().position(|change| object["Type"] == change.name());

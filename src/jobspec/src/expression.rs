@@ -1,6 +1,7 @@
-//! HCL expressions that are plain values. Owns the line between what is known when a file is read (refused by name, because nothing
-//! is evaluated here) and what only a node knows (`${attr.kernel.name}`, `${NOMAD_PORT_http}`: kept as text), and the indentation of
-//! heredocs: the parser's rule is not HCL's, so it is never used.
+//! HCL expressions that are plain values. Owns the line between what is known when a file is read
+//! (refused by name, because nothing is evaluated here) and what only a node knows
+//! (`${attr.kernel.name}`, `${NOMAD_PORT_http}`: kept as text), and the indentation of heredocs:
+//! the parser's rule is not HCL's, so it is never used.
 
 use std::ops::Range;
 
@@ -16,7 +17,8 @@ use super::diagnostic::Sink;
 /// Names that HCL evaluates while it reads a file.
 const FILE_SCOPE: [&str; 6] = ["var", "local", "each", "path", "self", "source"];
 
-/// The value of an expression, or `None` after a message. `fallback` is the place of the message when the expression has none.
+/// The value of an expression, or `None` after a message. `fallback` is the place of the message
+/// when the expression has none.
 pub(super) fn value(
     expression: &Expression,
     fallback: &Range<usize>,
@@ -173,7 +175,8 @@ struct Run {
 }
 
 impl Run {
-    /// Leading blanks of the line, in characters; nothing for what is in the midst of a line and for lines of only blanks.
+    /// Leading blanks of the line, in characters; nothing for what is in the midst of a line and
+    /// for lines of only blanks.
     fn indent(&self) -> Option<usize> {
         let blank = self.text.ends_with('\n') && self.text.trim_start().is_empty();
         let counts = self.leads && !blank;
@@ -181,9 +184,10 @@ impl Run {
     }
 }
 
-/// The text of a heredoc. Of `<<-` the indentation that all its lines share is removed; a line that begins with an interpolation has
-/// none, and lines of only blanks neither count nor change (HCL's `flushHeredocTemplateParts`). What the parser removed is read again
-/// from the source: it passes over whole literals, and then cuts into their words.
+/// The text of a heredoc. Of `<<-` the indentation that all its lines share is removed; a line that
+/// begins with an interpolation has none, and lines of only blanks neither count nor change (HCL's
+/// `flushHeredocTemplateParts`). What the parser removed is read again from the source: it passes
+/// over whole literals, and then cuts into their words.
 fn heredoc_text(
     heredoc: &HeredocTemplate,
     span: &Range<usize>,

@@ -1,5 +1,6 @@
-//! HCL job files by the tables of `schema.rs`. Owns the walk over blocks and the messages for what does not belong where it stands;
-//! reports all mistakes of a file at once. Recursion is bounded by the parser (64 levels), so no input overflows the stack.
+//! HCL job files by the tables of `schema.rs`. Owns the walk over blocks and the messages for what
+//! does not belong where it stands; reports all mistakes of a file at once. Recursion is bounded by
+//! the parser (64 levels), so no input overflows the stack.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -18,7 +19,8 @@ use super::{
     suggest::did_you_mean,
 };
 
-/// `=` and `:` signs of a file. The parser compares each key of a map with all before it, which this keeps below a second.
+/// `=` and `:` signs of a file. The parser compares each key of a map with all before it, which
+/// this keeps below a second.
 const ASSIGNMENTS_MAX: usize = 20_000;
 /// What Nomad allows at the top of a file and this program does not read yet.
 const TOP_LEVEL_UNSUPPORTED: [&str; 3] = ["variable", "variables", "locals"];
@@ -305,7 +307,8 @@ fn unknown(
     sink.error(span, format!("unknown {what} \"{name}\" in {title}: {hint}"));
 }
 
-/// A body with free names: attributes as they are, nested blocks as lists of objects, as drivers expect them.
+/// A body with free names: attributes as they are, nested blocks as lists of objects, as drivers
+/// expect them.
 fn free_body(body: &Body, blocks_allowed: bool, sink: &mut Sink<'_>) -> Option<Map<String, Value>> {
     let mut out = Map::new();
     let mut whole = true;

@@ -1,4 +1,5 @@
-//! Where a value of a JSON job file stands. Owns a scan of text that has been parsed before, so it checks nothing; it never copies values.
+//! Where a value of a JSON job file stands. Owns a scan of text that has been parsed before, so it
+//! checks nothing; it never copies values.
 
 use std::ops::Range;
 

@@ -21,7 +21,8 @@ use Verdict::{Refused, RefusedHere, Taken, TakenHere};
 const NOT_BUILT: &str = "not built yet";
 const SLIP: &str = "it is a slip, and the job would wait for ever or fail at its end";
 
-/// A job of that type whose value at each of these places is replaced. `~` stands for the task, `^` for the group.
+/// A job of that type whose value at each of these places is replaced. `~` stands for the task, `^`
+/// for the group.
 fn judge(kind: &str, changes: &[(&str, Value)]) -> Result<(), String> {
     match to_spec(&made(kind, changes)) {
         Ok(_) => Ok(()),

@@ -1,4 +1,5 @@
-//! The keys that Nomad's JSON of a job always has: what a job file does not say is null there, not absent. Owns no default.
+//! The keys that Nomad's JSON of a job always has: what a job file does not say is null there, not
+//! absent. Owns no default.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,5 @@
-//! Job files and the JSON form of jobs; pool files are in `pool.rs`. This module owns three translations and the messages for what does not translate:
+//! Job files and the JSON form of jobs; pool files are in `pool.rs`. This module owns three
+//! translations and the messages for what does not translate:
 //!
 //! ```text
 //!  job file (HCL or JSON) ── parse ──► API JSON ── to_spec ──► fsm::JobSpec (validated, defaults filled in)
@@ -6,8 +7,9 @@
 //!                                         └───────── job_json ─────┘
 //! ```
 //!
-//! It never reads files, never talks to a server, and never panics on input: whatever comes in, the answer is a job or messages
-//! that say what to change. Nothing a user wrote is dropped in silence: what is not built yet is refused by its name.
+//! It never reads files, never talks to a server, and never panics on input: whatever comes in, the
+//! answer is a job or messages that say what to change. Nothing a user wrote is dropped in silence:
+//! what is not built yet is refused by its name.
 
 mod canonical;
 mod coerce;
@@ -52,10 +54,12 @@ pub const SOURCE_BYTES_MAX: usize = 1 << 20;
 /// Messages that are kept for one file or job; the rest are counted.
 pub const MESSAGES_MAX: usize = 100;
 
-/// Translates a job file into the API's JSON of the job (`{"ID": …, "TaskGroups": […]}`), checking names and types against the
-/// language but not yet whether the job makes sense: [`to_spec`] does that.
+/// Translates a job file into the API's JSON of the job (`{"ID": …, "TaskGroups": […]}`), checking
+/// names and types against the language but not yet whether the job makes sense: [`to_spec`] does
+/// that.
 ///
-/// A file is JSON when `path` ends in `.json` or its first character is `{`, HCL otherwise. `path` is only shown in messages.
+/// A file is JSON when `path` ends in `.json` or its first character is `{`, HCL otherwise. `path`
+/// is only shown in messages.
 pub fn parse(path: &str, source: &str) -> Result<Value, Diagnostics> {
     parse_with_warnings(path, source).map(|(job, _)| job)
 }

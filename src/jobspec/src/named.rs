@@ -24,7 +24,8 @@ pub enum Named {
     NodePool,
 }
 
-/// The API's JSON of what a file holds: JSON when `path` ends in `.json` or the first character is `{`, HCL otherwise.
+/// The API's JSON of what a file holds: JSON when `path` ends in `.json` or the first character is
+/// `{`, HCL otherwise.
 pub fn parse_named(what: Named, path: &str, source: &str) -> Result<Value, Diagnostics> {
     let mut sink = Sink::new(path, source);
     let read = if is_json(path, source) {

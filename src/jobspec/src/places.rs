@@ -1,7 +1,9 @@
-//! Where in a job file the field is that a message of [`super::to_spec`] is about. Servers judge the JSON of a job, which knows no lines; whoever
-//! has the file looks the path up in it again, by the tables that it was read with.
+//! Where in a job file the field is that a message of [`super::to_spec`] is about. Servers judge
+//! the JSON of a job, which knows no lines; whoever has the file looks the path up in it again, by
+//! the tables that it was read with.
 //!
-//! A part of a path that is not found leads to the nearest block around it: a message is never lost, and never at a wrong block.
+//! A part of a path that is not found leads to the nearest block around it: a message is never
+//! lost, and never at a wrong block.
 
 use std::ops::Range;
 
@@ -27,7 +29,8 @@ pub(super) enum Step {
     Key(String),
 }
 
-/// Messages of the form `Job.TaskGroups[0].Count: …` at their places in the file, and those that have none as they are.
+/// Messages of the form `Job.TaskGroups[0].Count: …` at their places in the file, and those that
+/// have none as they are.
 pub fn placed(
     path: &str,
     source: &str,

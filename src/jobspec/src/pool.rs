@@ -34,7 +34,8 @@ pub use values::{instance_pool_json, instance_pool_of, price_json};
 /// Where the value of each JSON path stands in the file.
 type Places = BTreeMap<String, Range<usize>>;
 
-/// The pool in a file: JSON when `path` ends in `.json` or the first character is `{`, HCL otherwise.
+/// The pool in a file: JSON when `path` ends in `.json` or the first character is `{`, HCL
+/// otherwise.
 pub fn parse_pool(path: &str, source: &str) -> Result<InstancePool, Diagnostics> {
     let mut sink = Sink::new(path, source);
     let read = if source.len() > SOURCE_BYTES_MAX {

@@ -1,10 +1,12 @@
-//! Quotes and heredocs that are not closed. The parser says of one only that it expected something else, at a place where it gave up; the
-//! author looks for the quote. Owns a scan for that alone, run after the parser has refused a file; it never decides whether a file is valid.
+//! Quotes and heredocs that are not closed. The parser says of one only that it expected something
+//! else, at a place where it gave up; the author looks for the quote. Owns a scan for that alone,
+//! run after the parser has refused a file; it never decides whether a file is valid.
 
 /// Templates in templates that are followed.
 const DEPTH_MAX: usize = 16;
 
-/// Byte offset of the first quote that is not closed on its line, or of the first heredoc without its end, and what to say.
+/// Byte offset of the first quote that is not closed on its line, or of the first heredoc without
+/// its end, and what to say.
 pub(super) fn unclosed(source: &str) -> Option<(usize, &'static str)> {
     let bytes = source.as_bytes();
     let mut at = 0;

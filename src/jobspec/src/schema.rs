@@ -1,5 +1,6 @@
-//! The language of job files as tables: which blocks and attributes may stand where, under which name the API knows them, and which
-//! ones exist in Nomad but not here yet. Owns no logic; `hcl.rs` reads the tables.
+//! The language of job files as tables: which blocks and attributes may stand where, under which
+//! name the API knows them, and which ones exist in Nomad but not here yet. Owns no logic; `hcl.rs`
+//! reads the tables.
 
 /// What an attribute holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -239,7 +240,8 @@ static TASK: Block = Block {
     finish: Finish::Task,
 };
 
-/// Why a task has no scaling block: policies of the types `vertical_cpu` and `vertical_mem` exist in Nomad Enterprise alone.
+/// Why a task has no scaling block: policies of the types `vertical_cpu` and `vertical_mem` exist
+/// in Nomad Enterprise alone.
 pub(super) const TASK_SCALING: &str = "scaling blocks of tasks (Dynamic Application Sizing) exist in Nomad Enterprise alone: write cpu and memory into the resources block, or put the scaling block into the group, where it scales the count";
 
 static IDENTITY: Block = plain(&[

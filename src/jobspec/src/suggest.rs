@@ -1,4 +1,5 @@
-//! "Did you mean": the nearest of the allowed names. Owns nothing; never suggests a name that is not close.
+//! "Did you mean": the nearest of the allowed names. Owns nothing; never suggests a name that is
+//! not close.
 
 /// Longest name that is compared; longer ones have no suggestion.
 const LENGTH_MAX: usize = 64;

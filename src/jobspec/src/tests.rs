@@ -1,5 +1,6 @@
-//! Golden files and properties of the whole module. Each job file in `golden/jobs` has its expected output beside it
-//! (`UPDATE=1` rewrites): what `parse` gives or says, then what `to_spec` says, then the warnings.
+//! Golden files and properties of the whole module. Each job file in `golden/jobs` has its expected
+//! output beside it (`UPDATE=1` rewrites): what `parse` gives or says, then what `to_spec` says,
+//! then the warnings.
 #![expect(clippy::unwrap_used, clippy::disallowed_types, reason = "tests; one measures its time")]
 
 mod ways;
@@ -701,7 +702,8 @@ fn a_large_file_is_read() {
     assert!(diagnostics.to_string().contains("20000"), "{diagnostics}");
 }
 
-/// Many blocks in a driver's configuration, which were each looked for among all that stands in it: some minutes.
+/// Many blocks in a driver's configuration, which were each looked for among all that stands in it:
+/// some minutes.
 #[test]
 fn many_blocks_are_read() {
     let started = Instant::now();

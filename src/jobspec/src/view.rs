@@ -1,5 +1,6 @@
-//! The API's complete JSON of a registered job, as Nomad prints it: every field present, durations in integer nanoseconds, null for
-//! what is not there. Owns field names and order of nothing else; [`super::to_spec`] of a view gives the spec back.
+//! The API's complete JSON of a registered job, as Nomad prints it: every field present, durations
+//! in integer nanoseconds, null for what is not there. Owns field names and order of nothing else;
+//! [`super::to_spec`] of a view gives the spec back.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use std::collections::BTreeMap;

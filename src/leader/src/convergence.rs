@@ -617,7 +617,8 @@ fn jobs_get_what_they_want_in_lives_that_once_went_wrong() {
     let register = |job, count, version| Event::Register { job, count, version };
     let failed = |number| Event::End(number, ClientStatus::Failed);
     let scripts: [Vec<(Event, Vec<u8>)>; 2] = [
-        // An instance of a system job ends after the pass that left it for the next step has looked.
+        // An instance of a system job ends after the pass that left it for the next step has
+        // looked.
         vec![
             (Event::Down(0), vec![]),
             (register(3, 1, 0), vec![]),
@@ -625,7 +626,8 @@ fn jobs_get_what_they_want_in_lives_that_once_went_wrong() {
             (register(3, 1, 2), vec![200, 203, 211]),
             (Event::End(2, ClientStatus::Complete), vec![]),
         ],
-        // Promoted canaries are of an older version when the ones whose names they share are replaced.
+        // Promoted canaries are of an older version when the ones whose names they share are
+        // replaced.
         vec![
             (register(1, 4, 0), vec![]),
             (Event::Eligible(0, true), vec![]),

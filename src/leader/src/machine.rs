@@ -37,8 +37,8 @@ pub trait Machine: fmt::Debug + Send {
     /// The leadership is over.
     fn stop(&mut self) {}
 
-    /// Gives each number for dashboards with its name to `put`. What users name is a label, behind the
-    /// name: `pools.waiting{pool=burst}`.
+    /// Gives each number for dashboards with its name to `put`. What users name is a label, behind
+    /// the name: `pools.waiting{pool=burst}`.
     fn gauges(&self, _now: u64, _put: &mut dyn FnMut(&str, u64)) {}
 }
 

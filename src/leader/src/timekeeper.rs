@@ -11,9 +11,10 @@
 //!  wall clocks of voters ─► look: the median, towards which log time slews ───┘
 //! ```
 //!
-//! Invariants: a leader's log time is never behind the state it took over, never goes back, and runs
-//! at a rate of 0.95 to 1.05. One server's wall clock moves it only where that server is the only
-//! voter, or where no server ran through and no majority of the clocks agrees; the second is said.
+//! Invariants: a leader's log time is never behind the state it took over, never goes back, and
+//! runs at a rate of 0.95 to 1.05. One server's wall clock moves it only where that server is the
+//! only voter, or where no server ran through and no majority of the clocks agrees; the second is
+//! said.
 
 use std::collections::BTreeMap;
 
@@ -180,9 +181,9 @@ impl Timekeeper {
         Said { log_time, term, leads: leads.is_some(), wall_ms: moment.wall_ms }
     }
 
-    /// Takes in what a peer said. Its answer is as old as the way back, of which nothing is known but
-    /// that it is shorter than the round trip. What was known before and may be right stays: so a
-    /// slow answer says little, and the fastest tells most. Of what is new log time is taken as
+    /// Takes in what a peer said. Its answer is as old as the way back, of which nothing is known
+    /// but that it is shorter than the round trip. What was known before and may be right stays: so
+    /// a slow answer says little, and the fastest tells most. Of what is new log time is taken as
     /// said, which is not ahead of what it was, and a clock in the middle of what it may be.
     pub fn hear(&mut self, monotonic_ms: u64, round_trip_ms: u64, from: u64, said: Said) {
         let least = offset(said.wall_ms, monotonic_ms);

@@ -1,6 +1,7 @@
 //! The process of a program, alone in its process group, and its end: SIGTERM, some time, SIGKILL.
 //!
-//! Invariant: no signal is sent after the process was waited for, so that none reaches a stranger with its number.
+//! Invariant: no signal is sent after the process was waited for, so that none reaches a stranger
+//! with its number.
 
 use std::{
     io,
@@ -20,10 +21,12 @@ const END_GRACE: Duration = Duration::from_secs(3);
 const EXIT_GRACE: Duration = Duration::from_millis(200);
 /// Between two looks at whether it has exited.
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
-/// Between two looks while it works: its standard output says the same sooner, unless something else holds that open.
+/// Between two looks while it works: its standard output says the same sooner, unless something
+/// else holds that open.
 const SLOW_LOOK_PAUSE: Duration = Duration::from_secs(1);
 
-/// A program that runs, or has exited and was not waited for yet. Dropping it ends it, and takes as long as that takes.
+/// A program that runs, or has exited and was not waited for yet. Dropping it ends it, and takes as
+/// long as that takes.
 pub(super) struct OwnChild {
     child: Child,
     pid: Pid,
@@ -58,7 +61,8 @@ impl OwnChild {
         &mut self.child
     }
 
-    /// Ends the program and whatever is left in its process group. `by_itself`: it may be about to exit.
+    /// Ends the program and whatever is left in its process group. `by_itself`: it may be about to
+    /// exit.
     pub(super) async fn end(mut self, by_itself: bool) -> Ending {
         if by_itself {
             self.exits_within(EXIT_GRACE).await;

@@ -1,5 +1,5 @@
-//! Lines from a program: whole ones from its standard output, for the protocol, and the beginnings of those on its standard error, for
-//! the log.
+//! Lines from a program: whole ones from its standard output, for the protocol, and the beginnings
+//! of those on its standard error, for the log.
 
 use std::time::Duration;
 
@@ -79,8 +79,9 @@ pub(super) struct Read {
     pub(super) is_long: bool,
 }
 
-/// The next line that is not empty; with the lines behind it as long as a JSON object that begins in
-/// it does not end. `is_whole` tells that a line is a reply by itself: then what began before is none.
+/// The next line that is not empty; with the lines behind it as long as a JSON object that begins
+/// in it does not end. `is_whole` tells that a line is a reply by itself: then what began before is
+/// none.
 pub(super) async fn next_object(
     reader: &mut (impl AsyncBufRead + Unpin),
     bytes_max: usize,

@@ -4,8 +4,9 @@
 //!  call ──line──► writer ──stdin──► program ──stdout──► keeper ──reply──► the call that waits
 //!                                           ──stderr──► log
 //! ```
-//! The keeper owns the process. It ends it when the program breaks the protocol, when its standard output is closed, and when the
-//! [`Program`] is dropped. Then every call that waits fails with an unknown outcome.
+//! The keeper owns the process. It ends it when the program breaks the protocol, when its standard
+//! output is closed, and when the [`Program`] is dropped. Then every call that waits fails with an
+//! unknown outcome.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -105,7 +106,8 @@ struct Calls {
 
 /// A program that was started. Dropping it ends the program.
 pub(in crate::provider) struct Program {
-    /// Set, or dropped, to end the program. Invariant: the first to be dropped, or the end would look like a fault.
+    /// Set, or dropped, to end the program. Invariant: the first to be dropped, or the end would
+    /// look like a fault.
     stop: watch::Sender<bool>,
     lines: mpsc::Sender<String>,
     shared: Arc<Shared>,
@@ -179,7 +181,8 @@ impl Program {
         locked(&self.shared.calls).ended.clone()
     }
 
-    /// Ids of replies that nobody waited for: none was asked, a second one, or one that came too late.
+    /// Ids of replies that nobody waited for: none was asked, a second one, or one that came too
+    /// late.
     pub(in crate::provider) fn strays(&self) -> Vec<u64> {
         locked(&self.shared.calls).strays.clone()
     }

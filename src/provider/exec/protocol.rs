@@ -1,6 +1,8 @@
-//! The lines of the protocol, between `elastic::call` and JSON. docs/providers.md has every message by example.
+//! The lines of the protocol, between `elastic::call` and JSON. docs/providers.md has every message
+//! by example.
 //!
-//! Unknown fields are ignored, so that either side can be newer. Must never trust a program: what it says is parsed, and has limits.
+//! Unknown fields are ignored, so that either side can be newer. Must never trust a program: what
+//! it says is parsed, and has limits.
 
 use elastic::call::{
     Answer, Create, Description, Destroyed, ErrorClass, ErrorScope, Listing, Machine, MachineState,
@@ -24,7 +26,8 @@ const TAGS_MAX: usize = 64;
 /// How much of a line is shown in an error, bytes.
 const SHOWN_BYTES_MAX: usize = 120;
 
-/// What a program answers a call with, as it stands in the line: only what the call asks for is made of it.
+/// What a program answers a call with, as it stands in the line: only what the call asks for is
+/// made of it.
 pub(super) type Outcome = Result<Box<RawValue>, Box<RawValue>>;
 
 /// What is clear and not of the protocol: it is taken, and `provider check` warns of it.
@@ -211,7 +214,8 @@ fn creation(create: &Create, context: &Context) -> Value {
     })
 }
 
-/// What a reply means to whoever made the call. A reply that makes no sense leaves the outcome unknown.
+/// What a reply means to whoever made the call. A reply that makes no sense leaves the outcome
+/// unknown.
 pub(super) fn answer(operation: &Operation, outcome: Outcome) -> Result<Answer, ProviderError> {
     let result = outcome.map_err(|error| refusal(&error))?;
     let answer = match operation {

@@ -92,7 +92,8 @@ async fn replies_come_in_any_order() {
     assert_eq!(described, Ok(Answer::Described(description)));
 }
 
-/// As many machines as a pool may have, each with all that Quorate gives it and long names of its own.
+/// As many machines as a pool may have, each with all that Quorate gives it and long names of its
+/// own.
 #[tokio::test]
 async fn a_list_of_a_whole_pool_is_taken() {
     let directory = tempfile::tempdir().unwrap();
@@ -268,8 +269,8 @@ fn a_create_has_a_whole_configuration_but_the_folder() {
     assert_eq!(table["servers"][0].as_str(), Some("10.0.0.1:4647"));
 }
 
-/// What is clear is taken: empty lines, an object over several lines, `null` beside a result, numbers
-/// in quotes.
+/// What is clear is taken: empty lines, an object over several lines, `null` beside a result,
+/// numbers in quotes.
 #[tokio::test]
 async fn sloppy_but_clear_answers_are_taken() {
     let provider = program(&format!(

@@ -6,9 +6,10 @@
 //!              destroyed/<id>    that instance was destroyed: never make it again
 //!              <id>/machine.json agent.toml process.json agent.log data/
 //! ```
-//! A machine's folder is locked while it is made, changed or removed. A lock counts only if the folder still has its name: whoever
-//! waited for the lock of a removed folder starts over. The lock goes with the process that holds it, and a child holds it until it
-//! runs the agent's program: whoever has the lock sees every agent that was started under it.
+//! A machine's folder is locked while it is made, changed or removed. A lock counts only if the
+//! folder still has its name: whoever waited for the lock of a removed folder starts over. The lock
+//! goes with the process that holds it, and a child holds it until it runs the agent's program:
+//! whoever has the lock sees every agent that was started under it.
 
 use std::{
     collections::BTreeMap,
@@ -163,7 +164,8 @@ impl Directory {
         }
     }
 
-    /// Forgets destroyed instances after their time, and ports of folders that somebody has removed.
+    /// Forgets destroyed instances after their time, and ports of folders that somebody has
+    /// removed.
     pub(super) fn sweep(&self) -> io::Result<()> {
         for entry in fs::read_dir(self.root.join("destroyed"))? {
             let path = entry?.path();
@@ -314,7 +316,8 @@ fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     }
 }
 
-/// Replaces a file as a whole. It has a secret. Nothing is synced: no machine outlives the host's power.
+/// Replaces a file as a whole. It has a secret. Nothing is synced: no machine outlives the host's
+/// power.
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     use std::io::Write;
     let temporary = path.with_extension("tmp");

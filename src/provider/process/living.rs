@@ -1,9 +1,11 @@
 //! Which processes belong to a machine: its agent, the agent's executors, and all that they run.
 //!
-//! They are found by what `/proc` says of them, not only by what was written down: a server may have been killed between starting an
-//! agent and writing who it is. An agent has its configuration file in its command line, but for the moment in which it begins to run. An executor has its directory there or works in
-//! it. A task has it in its environment, and whatever descends from one of these belongs to it. A shell or an editor of a person in a
-//! machine's folder has none of that, and is left alone.
+//! They are found by what `/proc` says of them, not only by what was written down: a server may
+//! have been killed between starting an agent and writing who it is. An agent has its configuration
+//! file in its command line, but for the moment in which it begins to run. An executor has its
+//! directory there or works in it. A task has it in its environment, and whatever descends from one
+//! of these belongs to it. A shell or an editor of a person in a machine's folder has none of that,
+//! and is left alone.
 
 use std::{collections::BTreeMap, fs, io, os::unix::ffi::OsStrExt, path::Path, time::Duration};
 
@@ -104,7 +106,8 @@ fn started(directory: &Directory) -> io::Result<BTreeMap<(i32, u64), InstanceId>
     Ok(started)
 }
 
-/// The machine that a process shows to belong to. A process that is gone, or may not be looked at, shows nothing.
+/// The machine that a process shows to belong to. A process that is gone, or may not be looked at,
+/// shows nothing.
 fn owner(directory: &Path, pid: i32) -> Option<(InstanceId, Role)> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
@@ -139,8 +142,8 @@ fn split(directory: &Path, path: &[u8]) -> Option<(InstanceId, String)> {
     Some((name.parse().ok()?, rest.to_owned()))
 }
 
-/// Ends all processes of a machine: first its agent, which would start tasks again, then the rest. True: nothing of it lives. False:
-/// something still does at the deadline.
+/// Ends all processes of a machine: first its agent, which would start tasks again, then the rest.
+/// True: nothing of it lives. False: something still does at the deadline.
 pub(super) fn end(
     directory: &Directory,
     instance: InstanceId,
@@ -182,7 +185,8 @@ fn signal(found: &[Living], signal: Signal, wanted: impl Fn(&Living) -> bool) ->
     kill_all(&wanted, signal)
 }
 
-/// Kills what executors that are gone have left in their sessions, if it has emptied its environment, say.
+/// Kills what executors that are gone have left in their sessions, if it has emptied its
+/// environment, say.
 fn kill_sessions(folder: &Path) -> io::Result<usize> {
     let data = folder.join("data");
     let runs = run_directories(&data).map_err(|error| io_error(&data, &error))?;

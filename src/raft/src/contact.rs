@@ -1,7 +1,9 @@
-//! When a majority of the servers was last in touch with this one: through the leader that it follows, or as the leader itself.
+//! When a majority of the servers was last in touch with this one: through the leader that it
+//! follows, or as the leader itself.
 //!
-//! A leader sends with each append how long its majority has been silent. So a follower of a leader that is cut off knows it as soon as that leader.
-//! Must never say that a majority was heard later than it was.
+//! A leader sends with each append how long its majority has been silent. So a follower of a leader
+//! that is cut off knows it as soon as that leader. Must never say that a majority was heard later
+//! than it was.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},

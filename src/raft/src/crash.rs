@@ -1,5 +1,6 @@
-//! A server's whole storage through thousands of crashes: log, votes, state, snapshots and installs on a disk that loses power, dies in the middle
-//! of an operation, fills up and fails. What was acknowledged is there afterwards, nothing else is, and what is left is a piece of the leader's
+//! A server's whole storage through thousands of crashes: log, votes, state, snapshots and installs
+//! on a disk that loses power, dies in the middle of an operation, fills up and fails. What was
+//! acknowledged is there afterwards, nothing else is, and what is left is a piece of the leader's
 //! truth ([`super::testing`]).
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -217,7 +218,8 @@ fn the_crashes_would_show_errors_of_the_disk_that_are_swallowed_or_made_up() {
     }
 }
 
-/// `IOFlushed` is the promise that an entry survives: it comes after the sync that covers it, never before, and a group shares one sync.
+/// `IOFlushed` is the promise that an entry survives: it comes after the sync that covers it, never
+/// before, and a group shares one sync.
 #[test]
 fn every_acknowledgement_follows_a_sync_and_a_group_shares_one() {
     simulate(1, async {
@@ -265,8 +267,8 @@ fn an_acknowledgement_without_a_sync_would_be_counted() {
     }
 }
 
-/// Bit rot in any file of a stopped server: it starts with the true state, or it refuses and says which file, where, and what to do. It never
-/// starts with less than was acknowledged.
+/// Bit rot in any file of a stopped server: it starts with the true state, or it refuses and says
+/// which file, where, and what to do. It never starts with less than was acknowledged.
 #[test]
 fn a_flipped_bit_anywhere_is_made_good_or_refused_with_the_repair() {
     simulate(7, async {

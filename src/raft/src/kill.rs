@@ -1,5 +1,6 @@
-//! The same storage on sled and real files, in a process that is killed between every two steps: of a batch, a barrier, a snapshot, a purge and an
-//! install. This test binary starts itself as that process; a variable says at which step it kills itself.
+//! The same storage on sled and real files, in a process that is killed between every two steps: of
+//! a batch, a barrier, a snapshot, a purge and an install. This test binary starts itself as that
+//! process; a variable says at which step it kills itself.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -118,8 +119,8 @@ impl DiskFile for StepFile {
         self.inner.set_size(size)
     }
 
-    // What was written stays in the page cache of a process that is killed, so a sync is no step of its own here: power cuts are tested in
-    // `super::crash`.
+    // What was written stays in the page cache of a process that is killed, so a sync is no step of
+    // its own here: power cuts are tested in `super::crash`.
     fn sync_data(&self) -> io::Result<()> {
         Ok(())
     }

@@ -1,5 +1,6 @@
-//! The Raft log and vote in the write-ahead log. Order is everything here: votes, appends, truncations and purges go through the log's one
-//! queue, so that none of them becomes durable before an earlier one.
+//! The Raft log and vote in the write-ahead log. Order is everything here: votes, appends,
+//! truncations and purges go through the log's one queue, so that none of them becomes durable
+//! before an earlier one.
 
 use std::{
     fmt::Debug,
@@ -47,7 +48,7 @@ impl LogStore {
     }
 }
 
-fn encode(entry: &Entry) -> wal::Entry {
+fn encode(entry: &Entry) -> wal::LogEntry {
     let payload = match &entry.payload {
         EntryPayload::Blank => Bytes::from_static(&[BLANK]),
         EntryPayload::Normal(data) => {
@@ -63,10 +64,10 @@ fn encode(entry: &Entry) -> wal::Entry {
             out.freeze()
         }
     };
-    wal::Entry { id: entry_id(&entry.log_id), payload }
+    wal::LogEntry { id: entry_id(&entry.log_id), payload }
 }
 
-fn decode(entry: wal::Entry) -> io::Result<Entry> {
+fn decode(entry: wal::LogEntry) -> io::Result<Entry> {
     let id = convert::log_id(entry.id.term, entry.id.index);
     let payload = match entry.payload.first() {
         Some(&BLANK) => EntryPayload::Blank,

@@ -1,5 +1,5 @@
-//! How this server's Raft reaches its peers: openraft's network traits over [`Transport`]. Every request says for whom it is; every call has a
-//! deadline.
+//! How this server's Raft reaches its peers: openraft's network traits over [`Transport`]. Every
+//! request says for whom it is; every call has a deadline.
 
 use std::{
     future::Future,
@@ -205,7 +205,8 @@ impl Peer {
                 timeout: within,
             });
         }
-        // Nothing changes by asking again at once, neither there nor where another server answers: openraft pauses after this one.
+        // Nothing changes by asking again at once, neither there nor where another server answers:
+        // openraft pauses after this one.
         let codes = [Code::Unavailable, Code::PermissionDenied, Code::Unimplemented];
         if codes.contains(&status.code()) {
             return RPCError::Unreachable(Unreachable::new(&text(status)));
@@ -242,7 +243,8 @@ impl Peer {
         })
     }
 
-    /// The receiver found this file damaged. If it has rotted here the state machine writes another one for the next try.
+    /// The receiver found this file damaged. If it has rotted here the state machine writes another
+    /// one for the next try.
     async fn look_at_damage(&self, file: &SnapshotFile) {
         let (disk, path) = (Arc::clone(&self.network.disk), file.path.clone());
         let look = move || snapshot_file::set_aside_if_damaged(&*disk, &path);
@@ -363,8 +365,8 @@ impl RaftNetworkV2<TypeConfig> for Peer {
             let outstanding = Outstanding::default();
             let sent = outstanding.clone();
             let mut input = input;
-            // openraft's pause after errors is in this stream: taking the first request before connecting keeps a peer that is down from being
-            // dialled thousands of times a second.
+            // openraft's pause after errors is in this stream: taking the first request before
+            // connecting keeps a peer that is down from being dialled thousands of times a second.
             let Some(first) = input.next().await else { return Ok(stream::empty().boxed()) };
             // One stream serves one leadership.
             let term = first.vote.leader_id.term;

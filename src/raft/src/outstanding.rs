@@ -1,9 +1,11 @@
 //! Which replies of an append stream openraft may see.
 //!
-//! openraft tells by log ids which of its requests a reply is for, and so takes a request without entries, which only tells a commit index, for
-//! answered by the reply to the entries before it. A reply that was long under way would then count as an answer of now, and confirm a leadership
-//! that another server has had since: a stale read (seed 31942 of the simulation, openraft 0.10.0-alpha.37). Replies come in the order of the
-//! requests, so that each can be told from the others here.
+//! openraft tells by log ids which of its requests a reply is for, and so takes a request without
+//! entries, which only tells a commit index, for answered by the reply to the entries before it. A
+//! reply that was long under way would then count as an answer of now, and confirm a leadership
+//! that another server has had since: a stale read (seed 31942 of the simulation, openraft
+//! 0.10.0-alpha.37). Replies come in the order of the requests, so that each can be told from the
+//! others here.
 
 use std::{
     collections::VecDeque,
@@ -14,7 +16,8 @@ use openraft::raft::{AppendEntriesRequest, StreamAppendResult};
 
 use super::{LogId, TypeConfig};
 
-/// The last log ids of a stream's requests that are not answered, oldest first: as many as openraft keeps of its own, and gone with the stream.
+/// The last log ids of a stream's requests that are not answered, oldest first: as many as openraft
+/// keeps of its own, and gone with the stream.
 #[derive(Clone, Default)]
 pub(super) struct Outstanding(Arc<Mutex<VecDeque<Option<LogId>>>>);
 
@@ -25,7 +28,8 @@ impl Outstanding {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back(last);
     }
 
-    /// The next reply has come. False: openraft would take it for the reply to a later request too. That one's own reply says the same and is waited for.
+    /// The next reply has come. False: openraft would take it for the reply to a later request too.
+    /// That one's own reply says the same and is waited for.
     pub(super) fn answered(&self, result: &StreamAppendResult<TypeConfig>) -> bool {
         let mut outstanding = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         outstanding.pop_front();

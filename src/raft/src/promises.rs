@@ -1,9 +1,11 @@
-//! What servers have promised to keep, and what the others remember of it ([ADR 0023](../../docs/adr/0023-peers-remember-promises.md)).
+//! What servers have promised to keep, and what the others remember of it ([ADR
+//! 0023](../../docs/adr/0023-peers-remember-promises.md)).
 //!
-//! A server that acknowledges entries, or votes, promises to know them after any restart. Its data directory may come back older than that: a
-//! snapshot of a machine was put back. Only others can tell. Each server remembers what it heard of each other one; a server that starts takes
-//! part in Raft only once it has asked ([`Promises::may_take_part`]). Must never remember what a server had not made durable: a server that
-//! only crashed would be taken for one whose directory went back.
+//! A server that acknowledges entries, or votes, promises to know them after any restart. Its data
+//! directory may come back older than that: a snapshot of a machine was put back. Only others can
+//! tell. Each server remembers what it heard of each other one; a server that starts takes part in
+//! Raft only once it has asked ([`Promises::may_take_part`]). Must never remember what a server had
+//! not made durable: a server that only crashed would be taken for one whose directory went back.
 
 use std::{
     collections::BTreeMap,
@@ -22,8 +24,9 @@ use proto::v1 as pb;
 use super::{LogId, Raft, ServerId, TypeConfig, convert, edge};
 use crate::storage::wal::Wal;
 
-/// How far a server's vote and log go. The order is that in which a server goes on: within a term of its vote it takes the entries of one
-/// leader, and what it has taken of them it never drops. With a newer vote it may drop what an older leader had given it.
+/// How far a server's vote and log go. The order is that in which a server goes on: within a term
+/// of its vote it takes the entries of one leader, and what it has taken of them it never drops.
+/// With a newer vote it may drop what an older leader had given it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub struct Promise {
     vote_term: u64,
@@ -126,7 +129,8 @@ impl Promises {
         self.all().retain(|id, _| is_member(id));
     }
 
-    /// Whether this server knows that it is not behind what it promised. Before that it takes no entries, grants no vote and does not stand.
+    /// Whether this server knows that it is not behind what it promised. Before that it takes no
+    /// entries, grants no vote and does not stand.
     pub fn may_take_part(&self) -> bool {
         self.takes_part.load(Ordering::Acquire)
     }

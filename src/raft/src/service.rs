@@ -1,4 +1,5 @@
-//! The peers' side of Raft: requests of other servers, checked for cluster and receiver before openraft sees them.
+//! The peers' side of Raft: requests of other servers, checked for cluster and receiver before
+//! openraft sees them.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -90,7 +91,8 @@ impl RaftService {
         Ok(append)
     }
 
-    /// A leader of an older term, which does not know that it leads no more, says nothing about now.
+    /// A leader of an older term, which does not know that it leads no more, says nothing about
+    /// now.
     fn hear(&self, from: ServerId, term: u64, silence: Duration) {
         if term >= self.raft.metrics().borrow_watched().current_term {
             self.contact.heard(term, silence);
@@ -98,8 +100,10 @@ impl RaftService {
         }
     }
 
-    /// Appends what comes, answering in order, up to the first request that is not for us or does not decode: skipping one would leave a hole. The
-    /// last answer says why: from a stream that just ends, openraft's leader takes what it sent to be still under way, and keeps its log for it.
+    /// Appends what comes, answering in order, up to the first request that is not for us or does
+    /// not decode: skipping one would leave a hole. The last answer says why: from a stream that
+    /// just ends, openraft's leader takes what it sent to be still under way, and keeps its log for
+    /// it.
     pub fn append_stream(
         &self,
         requests: BoxStream<'static, Result<pb::AppendEntriesRequest, Status>>,

@@ -1,4 +1,5 @@
-//! The state machine as openraft drives it: decode, apply, publish, answer, hand to the disk; snapshots from an O(1) clone.
+//! The state machine as openraft drives it: decode, apply, publish, answer, hand to the disk;
+//! snapshots from an O(1) clone.
 
 use std::{
     io,
@@ -301,8 +302,9 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             let message = "the snapshot file is not at the log id that was announced";
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
-        // The file first: a crash between the two leaves a file that is ahead of the engine, from which a start rebuilds the engine. The other way
-        // round the log would be purged beyond the newest file, and the engine would have nothing behind it.
+        // The file first: a crash between the two leaves a file that is ahead of the engine, from
+        // which a start rebuilds the engine. The other way round the log would be purged beyond the
+        // newest file, and the engine would have nothing behind it.
         self.snapshots.adopt(&file.path, &loaded.meta)?;
         self.shadow.replace(loaded.state.clone(), loaded.meta.clone()).await?;
         self.shared.snapshot_index.store(loaded.meta.head.index, Ordering::Relaxed);
@@ -320,7 +322,8 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         let index = newest.as_ref().map_or(0, |(_, meta)| meta.head.index);
         let known = self.shared.snapshot_index.fetch_max(index, Ordering::Relaxed);
         if index < known {
-            // It was set aside as damaged. The log may be purged up to it, so that nothing older will do, and with none at all openraft ends.
+            // It was set aside as damaged. The log may be purged up to it, so that nothing older
+            // will do, and with none at all openraft ends.
             tracing::warn!(known, "the newest snapshot is gone: another one is written");
             return self.get_snapshot_builder().await.build_snapshot().await.map(Some);
         }
@@ -350,8 +353,9 @@ pub struct SnapshotBuilder {
     can_wait: bool,
 }
 
-/// The answer for a snapshot that was put off. openraft ends with any error, but it passes over a snapshot that is not newer than the one it knows,
-/// as this never is: it purges nothing, and asks for no file.
+/// The answer for a snapshot that was put off. openraft ends with any error, but it passes over a
+/// snapshot that is not newer than the one it knows, as this never is: it purges nothing, and asks
+/// for no file.
 fn put_off() -> Snapshot {
     Snapshot { meta: SnapshotMeta::default(), snapshot: SnapshotFile { path: PathBuf::new() } }
 }
@@ -360,7 +364,8 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
     type SnapshotData = SnapshotFile;
 
     async fn build_snapshot(&mut self) -> io::Result<Snapshot> {
-        // The log may be purged up to here once this returns, so the engine has to be durable up to here as well.
+        // The log may be purged up to here once this returns, so the engine has to be durable up to
+        // here as well.
         let durable = self.shadow.barrier().await?;
         if durable < self.meta.head.index {
             let message = format!("the engine is durable up to {durable} only");
@@ -396,7 +401,8 @@ mod tests {
     };
     use ground::disk::{Disk, fault::FaultDisk};
 
-    /// Builds as openraft does; answers with the last entry of the snapshot that openraft is told of.
+    /// Builds as openraft does; answers with the last entry of the snapshot that openraft is told
+    /// of.
     async fn build(storage: &mut Storage) -> Option<Index> {
         let builder = storage.machine.try_create_snapshot_builder(false).await;
         let snapshot = builder.unwrap().build_snapshot().await.unwrap();
@@ -438,7 +444,8 @@ mod tests {
         });
     }
 
-    /// openraft ends with the first error of a builder, and the trigger would come again at each start.
+    /// openraft ends with the first error of a builder, and the trigger would come again at each
+    /// start.
     #[test]
     fn a_snapshot_without_room_is_no_error_and_no_snapshot() {
         simulate(1, async {

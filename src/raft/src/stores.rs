@@ -169,7 +169,7 @@ mod tests {
         StoredMembership, applied,
         storage::{
             shadow::open_twin,
-            wal::{Entry, EntryId},
+            wal::{EntryId, LogEntry},
         },
     };
     use ground::disk::{RealDisk, fault::FaultDisk};
@@ -206,7 +206,7 @@ mod tests {
         let membership = StoredMembership::default();
         let meta = applied::meta(state.head(), &membership, state.digest());
         stores.shadow.replace(state, meta).await.unwrap();
-        let entries = (1..=last).map(|index| Entry { id: id(index), payload: Bytes::new() });
+        let entries = (1..=last).map(|index| LogEntry { id: id(index), payload: Bytes::new() });
         stores.wal.save_vote(Bytes::from_static(b"vote"), Box::new(|done| done.unwrap())).unwrap();
         stores.wal.append(entries.collect(), Box::new(|done| done.unwrap())).unwrap();
         if purged > 0 {

@@ -1,5 +1,6 @@
-//! One server's storage under test: the real log, state machine, engine and snapshot files, driven as Raft drives them, and the truth to compare
-//! it with. A leader that never fails has every entry and every state; whatever a crash leaves has to be a piece of that.
+//! One server's storage under test: the real log, state machine, engine and snapshot files, driven
+//! as Raft drives them, and the truth to compare it with. A leader that never fails has every entry
+//! and every state; whatever a crash leaves has to be a piece of that.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -210,7 +211,8 @@ impl Storage {
         self.log.save_committed(Some(convert::log_id(1, upto))).await
     }
 
-    /// Writes a snapshot and purges the log up to it, as openraft does once the snapshot is said to be there.
+    /// Writes a snapshot and purges the log up to it, as openraft does once the snapshot is said to
+    /// be there.
     pub(super) async fn snapshot(&mut self, entries_kept: u64) -> io::Result<()> {
         let Some(applied) = self.applied() else { return Ok(()) };
         self.machine.get_snapshot_builder().await.build_snapshot().await?;
@@ -236,7 +238,8 @@ impl Storage {
         Ok(())
     }
 
-    /// Checks what a reopened server has against the truth and against what was told, and applies all of it, as openraft does.
+    /// Checks what a reopened server has against the truth and against what was told, and applies
+    /// all of it, as openraft does.
     pub(super) async fn check(&mut self, truth: &Truth, told: &Told, context: &str) {
         let base = self.applied();
         if let Some(base) = base {
@@ -246,7 +249,8 @@ impl Storage {
         if let Some(base) = base
             && self.wal.last().is_none_or(|last| last.index < base)
         {
-            // A crash came between an install and the purge that follows it; openraft makes up for it.
+            // A crash came between an install and the purge that follows it; openraft makes up for
+            // it.
             self.wal.purge(EntryId { index: base, term: 1 }).unwrap();
             self.writer.step().unwrap();
         }
@@ -273,7 +277,8 @@ impl Storage {
     }
 }
 
-/// Runs a test on a thread of its own as a simulation: nothing runs beside it, so that a seed repeats.
+/// Runs a test on a thread of its own as a simulation: nothing runs beside it, so that a seed
+/// repeats.
 pub(super) fn simulate(seed: u64, test: impl Future<Output = ()> + Send + 'static) {
     let plant = ground::plant::planted_here();
     // Without tokio's budget, which makes ready futures wait for a task that never yields.

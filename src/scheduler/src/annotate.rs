@@ -68,8 +68,9 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
     made
 }
 
-/// Whether an instance that has ended fills its place, and the plan leaves it as it is: of a batch job it is done, or it has failed and waits for
-/// another attempt, or has none left. One that should have been replaced and found no room is counted as one to place.
+/// Whether an instance that has ended fills its place, and the plan leaves it as it is: of a batch
+/// job it is done, or it has failed and waits for another attempt, or has none left. One that
+/// should have been replaced and found no room is counted as one to place.
 fn stays_ended(state: &State, plan: &Plan, spec: Option<&JobSpec>, row: &Allocation) -> bool {
     let Some(spec) = spec.filter(|spec| !spec.kind.is_per_node()) else { return false };
     let is_superseded = row.next.is_some_and(|next| state.allocations().contains(&next));

@@ -1,7 +1,9 @@
-//! The nodes that may get new work in this pass, and what this pass has already given to and taken from them.
+//! The nodes that may get new work in this pass, and what this pass has already given to and taken
+//! from them.
 //!
-//! Usage comes from the state's per-node sums, loaded when a node is first looked at: a pass that places one instance on a large cluster touches a
-//! handful of nodes. Must never sum over allocations.
+//! Usage comes from the state's per-node sums, loaded when a node is first looked at: a pass that
+//! places one instance on a large cluster touches a handful of nodes. Must never sum over
+//! allocations.
 
 use std::{
     cmp::Reverse,
@@ -70,10 +72,12 @@ struct Found {
     available: BTreeMap<Text, u32>,
 }
 
-/// What a pass may take over from the one before: the nodes that suit a pool and datacenters, as long as no node changes.
+/// What a pass may take over from the one before: the nodes that suit a pool and datacenters, as
+/// long as no node changes.
 ///
-/// A memo, not state: with or without it a pass gives the same plan. A worker keeps one; looking through all nodes is most of the cost of a pass that
-/// places one instance on a large cluster. The nodes table is recognised by its digest.
+/// A memo, not state: with or without it a pass gives the same plan. A worker keeps one; looking
+/// through all nodes is most of the cost of a pass that places one instance on a large cluster. The
+/// nodes table is recognised by its digest.
 #[derive(Default)]
 pub struct Memory {
     nodes: Option<(Digest, usize)>,
@@ -169,8 +173,9 @@ pub(crate) struct Candidates<'a> {
     pub(crate) nodes_available: &'a BTreeMap<Text, u32>,
 }
 
-/// What the order of the nodes comes from. Evaluations differ in it, so that workers seldom plan for the same nodes at once. That of a registration
-/// comes from the job's version alone: `job plan`, whose evaluation nobody will run, sees the order that `job run` then sees.
+/// What the order of the nodes comes from. Evaluations differ in it, so that workers seldom plan
+/// for the same nodes at once. That of a registration comes from the job's version alone: `job
+/// plan`, whose evaluation nobody will run, sees the order that `job run` then sees.
 fn order_seed(pass: &Pass<'_>) -> u64 {
     let evaluation = pass.evaluation;
     let mut seed = [0; 8];
@@ -344,7 +349,8 @@ impl Seat {
         })
     }
 
-    /// Ports of stopped allocations are not counted as free: dynamic ones are given again only after their holder has ended.
+    /// Ports of stopped allocations are not counted as free: dynamic ones are given again only
+    /// after their holder has ended.
     fn has_dynamic_ports(&self, node: &Node, ask: &Ask) -> bool {
         let resources = &node.description.resources;
         let (low, high) = (resources.dynamic_port_min, resources.dynamic_port_max);
@@ -359,7 +365,8 @@ impl Seat {
         if reserved + given + self.usage.ports.len() as u64 <= range {
             return true;
         }
-        // Close to the limit each port counts once: a static one may be both asked for and still held by what it replaces.
+        // Close to the limit each port counts once: a static one may be both asked for and still
+        // held by what it replaces.
         let held = self
             .usage
             .ports
@@ -386,7 +393,8 @@ pub(crate) fn matches_datacenter(spec: &JobSpec, datacenter: &str) -> bool {
     spec.datacenters.iter().any(|pattern| glob(pattern.as_bytes(), datacenter.as_bytes()))
 }
 
-/// Whether what runs on the node still fits, so that an instance may go on there under a new version of its job.
+/// Whether what runs on the node still fits, so that an instance may go on there under a new
+/// version of its job.
 pub(crate) fn holds_what_it_runs(state: &State, node: &Node) -> bool {
     let usage = state.usage(node.id);
     let resources = &node.description.resources;

@@ -1,5 +1,6 @@
-//! An independent checker of plans: given the state before, which rules would the plan break? Shares no code with the planner, sums over allocations
-//! instead of trusting derived indexes, and is slow on purpose. For tests, simulation and debugging.
+//! An independent checker of plans: given the state before, which rules would the plan break?
+//! Shares no code with the planner, sums over allocations instead of trusting derived indexes, and
+//! is slow on purpose. For tests, simulation and debugging.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! Constraints, compiled once per pass: targets that are read from a node, and operands that compare them.
+//! Constraints, compiled once per pass: targets that are read from a node, and operands that
+//! compare them.
 //!
 //! An operand or target that is not understood is never met: a typo must not place anything.
 
@@ -194,7 +195,8 @@ pub fn is_target(text: &str) -> bool {
     !matches!(Target::parse(&text.into()), Target::Unknown | Target::Literal(_))
 }
 
-/// Why `right` cannot be the pattern of `operand`, be it a regular expression or a condition on versions.
+/// Why `right` cannot be the pattern of `operand`, be it a regular expression or a condition on
+/// versions.
 pub fn pattern_problem(operand: &str, right: &str) -> Option<String> {
     Pattern::compile(Operand::parse(operand), right).err()
 }
@@ -271,7 +273,8 @@ impl Condition {
         match self.operand {
             Operand::IsSet => left.is_some(),
             Operand::IsNotSet => left.is_none(),
-            // Something that is missing differs from everything, also from another missing thing's name.
+            // Something that is missing differs from everything, also from another missing thing's
+            // name.
             Operand::NotEqual => left != right,
             Operand::Unknown | Operand::DistinctHosts | Operand::DistinctProperty => false,
             Operand::Equal

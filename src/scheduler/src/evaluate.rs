@@ -1,6 +1,8 @@
-//! Evaluations: which triggers a scheduler handles, how the processed evaluation ends, and the ones it makes (blocked, follow-ups).
+//! Evaluations: which triggers a scheduler handles, how the processed evaluation ends, and the ones
+//! it makes (blocked, follow-ups).
 //!
-//! Invariant: a pass adds a blocked evaluation only if no open one of the job already covers what failed.
+//! Invariant: a pass adds a blocked evaluation only if no open one of the job already covers what
+//! failed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,7 +46,8 @@ pub(crate) struct ClassSummary {
     pub(crate) escaped: bool,
 }
 
-/// Ends the pass of a job with `count` instances: complete, re-blocked, or complete with a blocked evaluation for the rest.
+/// Ends the pass of a job with `count` instances: complete, re-blocked, or complete with a blocked
+/// evaluation for the rest.
 pub(crate) fn finish(mut draft: Draft<'_>, classes: ClassSummary) -> Plan {
     if draft.failed_groups.is_empty() {
         return complete(draft);
@@ -155,9 +158,11 @@ fn was_blocked(evaluation: &Evaluation) -> bool {
         || matches!(evaluation.trigger, Trigger::QueuedAllocs | Trigger::MaxPlans)
 }
 
-/// Whether a blocked evaluation of the same job version waits for everything that this one would wait for: also for each of its groups, because
-/// a class that is of no use to others may be of use to this one. What it takes for useless must be useless to this one as well: it may have asked
-/// for the current version, and this one for an older that stands in for it, or the other way round.
+/// Whether a blocked evaluation of the same job version waits for everything that this one would
+/// wait for: also for each of its groups, because a class that is of no use to others may be of use
+/// to this one. What it takes for useless must be useless to this one as well: it may have asked
+/// for the current version, and this one for an older that stands in for it, or the other way
+/// round.
 fn covered(draft: &Draft<'_>, classes: &ClassSummary) -> bool {
     let own = draft.pass.evaluation.id;
     let version = draft.target.job.map_or(0, |job| job.job_modify_index);

@@ -1,7 +1,8 @@
-//! Feasibility: may a group run on a node, leaving room aside? Checked once per computed class where nodes of a class cannot differ.
+//! Feasibility: may a group run on a node, leaving room aside? Checked once per computed class
+//! where nodes of a class cannot differ.
 //!
-//! Order: the job's constraints, the group's drivers, the group's and its tasks' constraints. The first that fails is the reason, and is told of every
-//! node of the class.
+//! Order: the job's constraints, the group's drivers, the group's and its tasks' constraints. The
+//! first that fails is the reason, and is told of every node of the class.
 
 use std::collections::BTreeMap;
 
@@ -138,7 +139,8 @@ impl Feasibility {
         self.groups[group].check(node, class, &self.budget)
     }
 
-    /// What classes say about the groups that could not be placed. A class that is unknown to one of them is left out, unless another would run there.
+    /// What classes say about the groups that could not be placed. A class that is unknown to one
+    /// of them is left out, unless another would run there.
     pub(crate) fn summary(&self, failed: &[usize]) -> ClassSummary {
         let escaped = self.job.escaped || failed.iter().any(|group| self.groups[*group].escaped);
         let mut eligibility = BTreeMap::new();

@@ -8,15 +8,19 @@
 //!                     system (system, sysbatch)
 //! ```
 //!
-//! One call is one pass. The worker loops: it submits the plan; while the verdict says that a part was dropped it waits for the refresh index and
-//! calls again with the next `attempt`; after [`attempts_max`] passes without progress it submits [`exhausted`] instead.
+//! One call is one pass. The worker loops: it submits the plan; while the verdict says that a part
+//! was dropped it waits for the refresh index and calls again with the next `attempt`; after
+//! [`attempts_max`] passes without progress it submits [`exhausted`] instead.
 //!
-//! - A plan with an outcome finishes the evaluation if all of it is applied. A plan that changes nothing still carries its outcome.
-//! - A plan **without** an outcome was cut at [`fsm::limits::PLAN_PLACEMENTS_MAX`] changes of a kind. Applied in full it is progress, not a
-//!   failure: the worker runs the next pass on the state that contains it, and counts attempts from zero again.
+//! - A plan with an outcome finishes the evaluation if all of it is applied. A plan that changes
+//!   nothing still carries its outcome.
+//! - A plan **without** an outcome was cut at [`fsm::limits::PLAN_PLACEMENTS_MAX`] changes of a
+//!   kind. Applied in full it is progress, not a failure: the worker runs the next pass on the
+//!   state that contains it, and counts attempts from zero again.
 //!
-//! No clock, no randomness, no unordered iteration: ids and orders derive from the evaluation's id, the snapshot's index and the attempt, so the same pass gives
-//! the same plan. Floats are used for scores only; what leaves the package is in millionths.
+//! No clock, no randomness, no unordered iteration: ids and orders derive from the evaluation's id,
+//! the snapshot's index and the attempt, so the same pass gives the same plan. Floats are used for
+//! scores only; what leaves the package is in millionths.
 
 #![forbid(unsafe_code)]
 
@@ -120,7 +124,8 @@ pub fn schedule_with(pass: &Pass<'_>, memory: &mut Memory) -> Result<Plan, Sched
     Ok(plan)
 }
 
-/// Passes without progress before an evaluation fails (Nomad's `maxServiceScheduleAttempts` and its siblings).
+/// Passes without progress before an evaluation fails (Nomad's `maxServiceScheduleAttempts` and its
+/// siblings).
 pub const fn attempts_max(kind: JobKind) -> u32 {
     match kind {
         JobKind::Service | JobKind::System => 5,
@@ -128,9 +133,11 @@ pub const fn attempts_max(kind: JobKind) -> u32 {
     }
 }
 
-/// The plan of an evaluation whose attempts are used up: it fails, and a blocked evaluation tries again later. What another pass would place is queued.
+/// The plan of an evaluation whose attempts are used up: it fails, and a blocked evaluation tries
+/// again later. What another pass would place is queued.
 ///
-/// No blocked evaluation is made for a job that is gone or stopped, or that has one of this kind already.
+/// No blocked evaluation is made for a job that is gone or stopped, or that has one of this kind
+/// already.
 pub fn exhausted(pass: &Pass<'_>) -> Result<Plan, ScheduleError> {
     let tried = schedule(pass)?;
     let annotations = tried.outcome.as_ref().map(|outcome| outcome.annotations.clone());

@@ -1,8 +1,9 @@
 //! Regular expressions with a price: what a match may cost is known before it is made.
 //!
-//! The library's matching takes time linear in the text, but times the size of the program, and a pattern of 30 bytes may
-//! have a program of a megabyte: three lists with `a(?:[ab]{1000}){1}[^ab]` over texts of 300 KB took a server
-//! 23 s. So each match is charged bytes of text × bytes of program before it, and whoever asks for matches has a [`Budget`].
+//! The library's matching takes time linear in the text, but times the size of the program, and a
+//! pattern of 30 bytes may have a program of a megabyte: three lists with `a(?:[ab]{1000}){1}[^ab]`
+//! over texts of 300 KB took a server 23 s. So each match is charged bytes of text × bytes of
+//! program before it, and whoever asks for matches has a [`Budget`].
 
 use std::{
     cell::Cell,
@@ -16,11 +17,13 @@ use regex::Regex;
 
 use crate::regexp;
 
-/// What compiling a byte of program costs, in the same unit: taken for as long as 100 bytes of text on it, not measured.
+/// What compiling a byte of program costs, in the same unit: taken for as long as 100 bytes of text
+/// on it, not measured.
 const COMPILE: u64 = 100;
 
-/// What matches may cost together, in bytes of text × bytes of program. From the 23 s above a unit takes some tenths of a nanosecond where
-/// the library has to follow all states of that pattern (an estimate, not measured), and far less with honest ones.
+/// What matches may cost together, in bytes of text × bytes of program. From the 23 s above a unit
+/// takes some tenths of a nanosecond where the library has to follow all states of that pattern (an
+/// estimate, not measured), and far less with honest ones.
 #[derive(Debug)]
 pub struct Budget {
     left: Cell<u64>,
@@ -36,8 +39,8 @@ pub struct Budget {
 pub struct Spent;
 
 impl Budget {
-    /// Of a pass of the scheduler: about a second at worst, by that estimate. 20,000 nodes with values of 40 bytes fit
-    /// in with a pattern like `^node-[0-9]+$`.
+    /// Of a pass of the scheduler: about a second at worst, by that estimate. 20,000 nodes with
+    /// values of 40 bytes fit in with a pattern like `^node-[0-9]+$`.
     pub const OF_PASS: u64 = 3_000_000_000;
     /// Of a request: likewise.
     pub const OF_REQUEST: u64 = 3_000_000_000;
@@ -75,7 +78,8 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The pattern of a text in the syntax of Go's `regexp`, or why there is none. At most a megabyte of program.
+    /// The pattern of a text in the syntax of Go's `regexp`, or why there is none. At most a
+    /// megabyte of program.
     pub fn compile(text: &str) -> Result<Self, String> {
         let (regex, bytes) = regexp::compile(text)?;
         Ok(Self { regex, bytes: bytes as u64 })

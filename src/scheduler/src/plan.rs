@@ -1,4 +1,5 @@
-//! The draft of a plan: what a pass has decided so far, the ids it hands out, and the bounds of one plan.
+//! The draft of a plan: what a pass has decided so far, the ids it hands out, and the bounds of one
+//! plan.
 //!
 //! Must never decide anything: reconcilers decide, the draft writes down.
 
@@ -18,10 +19,12 @@ use fsm::{
 
 use crate::{Pass, ScheduleError, reconcile::PlaceWish, stack::Choice};
 
-/// Encoded size of a plan's placements beyond which it is cut, bytes. With the largest placement (a job is at most `fsm::limits::JOB_BYTES_MAX`) and
-/// [`FAILURE_BYTES_MAX`] twice (the outcome and its blocked evaluation) a plan stays below what an entry of the log may be, 32 MiB.
+/// Encoded size of a plan's placements beyond which it is cut, bytes. With the largest placement (a
+/// job is at most `fsm::limits::JOB_BYTES_MAX`) and [`FAILURE_BYTES_MAX`] twice (the outcome and
+/// its blocked evaluation) a plan stays below what an entry of the log may be, 32 MiB.
 const PLACEMENT_BYTES_MAX: usize = 8 << 20;
-/// Size of what is kept for people about groups that failed, beyond which texts of constraints are left out, bytes.
+/// Size of what is kept for people about groups that failed, beyond which texts of constraints are
+/// left out, bytes.
 const FAILURE_BYTES_MAX: usize = 4 << 20;
 /// A placement without its texts and its past reschedules, and one of those, about, bytes.
 const PLACEMENT_BYTES: usize = 128;
@@ -154,7 +157,8 @@ impl<'a> Draft<'a> {
         self.cut
     }
 
-    /// Writes down a stop; false when the plan is full, and then nothing that depends on the stop may follow.
+    /// Writes down a stop; false when the plan is full, and then nothing that depends on the stop
+    /// may follow.
     pub(crate) fn stop(&mut self, allocation: &Allocation, why: &Text, lost: bool) -> bool {
         if self.plan.stops.len() >= PLAN_PLACEMENTS_MAX {
             self.cut = true;
@@ -183,7 +187,8 @@ impl<'a> Draft<'a> {
         true
     }
 
-    /// Writes down that an instance of a group goes where the stack chose. There is room: [`Self::has_room`] was asked before.
+    /// Writes down that an instance of a group goes where the stack chose. There is room:
+    /// [`Self::has_room`] was asked before.
     pub(crate) fn place(&mut self, group: &TaskGroup, wish: &PlaceWish<'_>, choice: Choice<'_>) {
         assert!(self.plan.placements.len() < PLAN_PLACEMENTS_MAX, "plan is over its bound");
         let placement = Placement {
@@ -207,7 +212,8 @@ impl<'a> Draft<'a> {
         self.plan.placements.push(placement);
     }
 
-    /// Counts instances of a group that could not be placed. `version` is theirs if that is an older one.
+    /// Counts instances of a group that could not be placed. `version` is theirs if that is an
+    /// older one.
     pub(crate) fn queue(&mut self, group: &Text, version: Option<u64>, count: u32) {
         *self.queued.entry(group.clone()).or_default() += count;
         if version.is_none() && !self.waiting.contains(group) {
@@ -255,7 +261,8 @@ impl<'a> Draft<'a> {
     /// The plan without an outcome when it was cut, else with `status` and what was collected.
     pub(crate) fn finish(mut self, end: End) -> Plan {
         if self.cut {
-            // Follow-ups name evaluations of the outcome, which a cut plan does not have; the next pass finds them again.
+            // Follow-ups name evaluations of the outcome, which a cut plan does not have; the next
+            // pass finds them again.
             self.plan.follow_ups.clear();
             return self.plan;
         }

@@ -84,7 +84,8 @@ impl Affinities {
         self.conditions.is_empty()
     }
 
-    /// Weight of the matching ones over the weight of all; 0 counts too, so that a mismatch does not win over a weak match.
+    /// Weight of the matching ones over the weight of all; 0 counts too, so that a mismatch does
+    /// not win over a weak match.
     pub(crate) fn score(&self, node: &Node) -> f64 {
         if self.weight_sum <= 0.0 {
             return 0.0;

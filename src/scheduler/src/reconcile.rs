@@ -1,7 +1,8 @@
-//! Reconciles one group of a service or batch job: which allocations end, which names need an instance, which are of an older version.
+//! Reconciles one group of a service or batch job: which allocations end, which names need an
+//! instance, which are of an older version.
 //!
-//! Looks at allocations and counts only; where instances go is decided by [`crate::stack`]. Invariant: a name that is placed is not live, or its holder is
-//! stopped by the same plan.
+//! Looks at allocations and counts only; where instances go is decided by [`crate::stack`].
+//! Invariant: a name that is placed is not live, or its holder is stopped by the same plan.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -95,13 +96,15 @@ impl PlaceWish<'_> {
         is_older.then_some(previous.job_version)
     }
 
-    /// Whether it takes the place of one of the current version that ends whether or not this one is placed.
+    /// Whether it takes the place of one of the current version that ends whether or not this one
+    /// is placed.
     fn takes_over_current(&self, version: (u64, u64)) -> bool {
         let is_current = |row: &Allocation| (row.job_create_index, row.job_version) == version;
         !self.canary && !self.rescheduled && self.previous.is_some_and(is_current)
     }
 
-    /// Whether the next pass knows it as a missing instance only, if it is not placed: what it takes the place of, if anything, is not there any more.
+    /// Whether the next pass knows it as a missing instance only, if it is not placed: what it
+    /// takes the place of, if anything, is not there any more.
     fn is_missing_next(&self) -> bool {
         !self.canary && !self.rescheduled
     }
@@ -120,7 +123,8 @@ pub(crate) struct Changes<'a> {
     pub(crate) outdated: Vec<&'a Allocation>,
     /// Failed allocations to be replaced later.
     pub(crate) later: Vec<(TimeMs, AllocationId)>,
-    /// Kept allocations of the deployment, or that this pass moves to it, that are not healthy yet, or not any more.
+    /// Kept allocations of the deployment, or that this pass moves to it, that are not healthy yet,
+    /// or not any more.
     pub(crate) unhealthy: u32,
     /// One of them was said to be unhealthy: nothing else is replaced.
     pub(crate) is_stuck: bool,
@@ -135,7 +139,8 @@ pub(crate) struct Changes<'a> {
     pub(crate) names: Names,
 }
 
-/// An older version that is placed in the stead of the current one, and what it wants of the group: numbers below that come back, others are new.
+/// An older version that is placed in the stead of the current one, and what it wants of the group:
+/// numbers below that come back, others are new.
 #[derive(Clone, Copy)]
 pub(crate) struct StandIn {
     pub(crate) version: u64,
@@ -143,9 +148,11 @@ pub(crate) struct StandIn {
 }
 
 impl Changes<'_> {
-    /// Leaves of the placements those that take the place of another, in the version of that one; those that are missing of an older version, in that; and
-    /// canaries if the deployment takes some. What finds no room is stood in for as the next pass would do it, which knows of missing instances only and
-    /// not of what ends now: nothing that happens would bring that pass about.
+    /// Leaves of the placements those that take the place of another, in the version of that one;
+    /// those that are missing of an older version, in that; and canaries if the deployment takes
+    /// some. What finds no room is stood in for as the next pass would do it, which knows of
+    /// missing instances only and not of what ends now: nothing that happens would bring that pass
+    /// about.
     pub(crate) fn hold(&mut self, version: (u64, u64), takes_canaries: bool) {
         self.is_held = true;
         let stand_in = self.stand_in;
@@ -181,7 +188,8 @@ impl Changes<'_> {
         }
     }
 
-    /// How many more than are there, or come in the place of others, an older version wants of the group.
+    /// How many more than are there, or come in the place of others, an older version wants of the
+    /// group.
     fn free_of(&self, older: StandIn, version: (u64, u64)) -> u32 {
         let id = (version.0, older.version);
         let is_it = |row: &&&Allocation| (row.job_create_index, row.job_version) == id;
@@ -209,7 +217,8 @@ struct Sorted<'a> {
 }
 
 impl<'a> Sorted<'a> {
-    /// Stops those that have failed and whose places others have taken, and forgets such lost ones: they have no successors, which would take their names.
+    /// Stops those that have failed and whose places others have taken, and forgets such lost ones:
+    /// they have no successors, which would take their names.
     fn drop_placeless(&mut self, wanted: usize, changes: &mut Changes<'a>) {
         let missing = wanted.saturating_sub(self.kept.len() + self.migrating.len());
         let cut = self.failed_now.len().min(missing);
@@ -291,7 +300,8 @@ pub(crate) fn group<'a>(
             changes.unhealthy += u32::from(!rollout.is_well(pass, group, allocation));
         }
     }
-    // Those that are not well are replaced first, so that those that are go on for as long as they may.
+    // Those that are not well are replaced first, so that those that are go on for as long as they
+    // may.
     changes.outdated.sort_by_cached_key(|allocation| {
         let is_well = rollout.is_well(pass, group, allocation);
         (is_well, allocation.name_index, allocation.id)
@@ -318,7 +328,8 @@ fn is_over(allocation: &Allocation) -> bool {
     allocation.transition.migrate && !allocation.transition.reschedule
 }
 
-/// Whether one that is not wanted any more is to be stopped: also one that has failed, which would count again when its group or name is wanted again.
+/// Whether one that is not wanted any more is to be stopped: also one that has failed, which would
+/// count again when its group or name is wanted again.
 pub(crate) fn is_to_stop(allocation: &Allocation) -> bool {
     let has_failed = allocation.client == ClientStatus::Failed && !allocation.is_server_terminal();
     allocation.is_live() || has_failed
@@ -330,7 +341,8 @@ impl<'a> Of<'a, '_> {
         self.rollout.has_failed() && self.rollout.owns(allocation)
     }
 
-    /// When a failed allocation is tried again: what its own version says, if what takes its place will run that one.
+    /// When a failed allocation is tried again: what its own version says, if what takes its place
+    /// will run that one.
     fn policy(&self, allocation: &Allocation) -> Option<ReschedulePolicy> {
         let is_current = (allocation.job_create_index, allocation.job_version) == self.version;
         if is_current || self.rollout.is_open(self.group, false) {
@@ -340,8 +352,9 @@ impl<'a> Of<'a, '_> {
         spec.group(&allocation.group)?.reschedule
     }
 
-    /// The older version whose instances come back while the deployment holds back what is new, whether or not somebody knows what they take the place of:
-    /// the newest that one of these instances of the group runs, else the last stable one.
+    /// The older version whose instances come back while the deployment holds back what is new,
+    /// whether or not somebody knows what they take the place of: the newest that one of these
+    /// instances of the group runs, else the last stable one.
     fn stand_in(&self, lists: &[&Vec<&'a Allocation>]) -> Option<StandIn> {
         let strategy = self.rollout.strategy(self.group)?;
         let may_begin = self.rollout.may_begin_with_canaries() && strategy.canaries > 0;
@@ -357,7 +370,8 @@ impl<'a> Of<'a, '_> {
         Some(StandIn { version, count: spec.group(&self.group.name)?.count })
     }
 
-    /// The last stable version before the current one, if the group has been wanted ever since: the job was not stopped, nor did it lack the group.
+    /// The last stable version before the current one, if the group has been wanted ever since: the
+    /// job was not stopped, nor did it lack the group.
     fn last_stable(&self) -> Option<u64> {
         let (created, current) = self.version;
         let versions = self.pass.state.versions_of(&self.pass.evaluation.job, created);
@@ -403,7 +417,8 @@ impl<'a> Of<'a, '_> {
                     }
                 }
                 ClientStatus::Failed => {
-                    // That of a job that was purged is not an instance of the one that took its name.
+                    // That of a job that was purged is not an instance of the one that took its
+                    // name.
                     let is_ours = allocation.job_create_index == version.0;
                     if !is_ours || (kind == JobKind::Batch && !current) {
                         continue;
@@ -443,8 +458,9 @@ impl<'a> Of<'a, '_> {
         sorted
     }
 
-    /// Stops what is more than `wanted`: migrating ones first, then those of older versions; of these first what does not do its work, then those whose
-    /// names others have that stay (promoted canaries of the version, or else the older one), then the highest names.
+    /// Stops what is more than `wanted`: migrating ones first, then those of older versions; of
+    /// these first what does not do its work, then those whose names others have that stay
+    /// (promoted canaries of the version, or else the older one), then the highest names.
     fn drop_excess(&self, sorted: &mut Sorted<'a>, wanted: usize, changes: &mut Changes<'a>) {
         let is_current = |allocation: &Allocation| {
             (allocation.job_create_index, allocation.job_version) == self.version
@@ -485,7 +501,8 @@ impl<'a> Of<'a, '_> {
         }
     }
 
-    /// Brings the canaries to their number. What is left of another deployment, or of one that has failed, ends.
+    /// Brings the canaries to their number. What is left of another deployment, or of one that has
+    /// failed, ends.
     fn keep_canaries(&self, canaries: &[&'a Allocation], changes: &mut Changes<'a>) {
         let waits = |allocation: &&&'a Allocation| self.rollout.is_waiting_canary(allocation);
         for allocation in canaries.iter().filter(|allocation| !waits(allocation)) {
@@ -513,7 +530,8 @@ impl<'a> Of<'a, '_> {
         changes.names = beside;
     }
 
-    /// Wishes for what is missing: migrated, rescheduled and lost ones keep their names, if they are below the count; the rest take the lowest free ones.
+    /// Wishes for what is missing: migrated, rescheduled and lost ones keep their names, if they
+    /// are below the count; the rest take the lowest free ones.
     fn place(&self, sorted: &Sorted<'a>, wanted: usize, canary: bool, changes: &mut Changes<'a>) {
         let mut missing = wanted.saturating_sub(sorted.kept.len() + sorted.migrating.len());
         let Changes { names, placements, stops, .. } = changes;
@@ -550,7 +568,8 @@ impl<'a> Of<'a, '_> {
     }
 }
 
-/// Numbers of names. Two predecessors of one name (which older versions of the rules could leave behind) get two names.
+/// Numbers of names. Two predecessors of one name (which older versions of the rules could leave
+/// behind) get two names.
 #[derive(Default)]
 pub(crate) struct Names {
     /// Of kept allocations, and given out.

@@ -1,8 +1,10 @@
-//! Regular expressions of constraints, in the syntax of Go's `regexp` (RE2), which job files are written for.
+//! Regular expressions of constraints, in the syntax of Go's `regexp` (RE2), which job files are
+//! written for.
 //!
-//! The crate `regex` has the same power and nearly the same syntax. What it reads otherwise is written again for it: `\Q…\E`, octal escapes,
-//! a `{` that begins no repetition, `[` and `&&` inside a class, classes like `\d` (ASCII in Go). What Go refuses is refused: look-around,
-//! back references, `a**`, repetitions over 1,000, flags that Go lacks.
+//! The crate `regex` has the same power and nearly the same syntax. What it reads otherwise is
+//! written again for it: `\Q…\E`, octal escapes, a `{` that begins no repetition, `[` and `&&`
+//! inside a class, classes like `\d` (ASCII in Go). What Go refuses is refused: look-around, back
+//! references, `a**`, repetitions over 1,000, flags that Go lacks.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +25,8 @@ const CLASSES: [&str; 14] = [
     "space", "upper", "word", "xdigit",
 ];
 
-/// The compiled expression of a pattern in Go's syntax, with the size of its program in bytes rounded up to a power of two; or why there is none.
+/// The compiled expression of a pattern in Go's syntax, with the size of its program in bytes
+/// rounded up to a power of two; or why there is none.
 pub(crate) fn compile(pattern: &str) -> Result<(Regex, usize), String> {
     let mut reader = Reader {
         rest: pattern,
@@ -36,8 +39,8 @@ pub(crate) fn compile(pattern: &str) -> Result<(Regex, usize), String> {
     }
     let mut bytes = BYTES_MIN;
     loop {
-        // The library does not tell the size, only whether it is within a limit; it stops there, so all tries
-        // together take twice as long as the last.
+        // The library does not tell the size, only whether it is within a limit; it stops there, so
+        // all tries together take twice as long as the last.
         match RegexBuilder::new(&reader.out).size_limit(bytes).build() {
             Ok(regex) => return Ok((regex, bytes)),
             Err(regex::Error::CompiledTooBig(_)) if bytes < BYTES_MAX => bytes *= 2,

@@ -11,7 +11,8 @@ use crate::Pass;
 
 /// What is due within this time is due now (Nomad's `rescheduleWindowSize`).
 const DUE_SLACK_MS: u64 = 1_000;
-/// Allocations due within this time of the first share a follow-up (Nomad's `batchedFailedAllocWindow`).
+/// Allocations due within this time of the first share a follow-up (Nomad's
+/// `batchedFailedAllocWindow`).
 const SHARED_FOLLOW_UP_MS: u64 = 5_000;
 
 /// When a failed allocation is to be replaced.

@@ -1,8 +1,10 @@
-//! What the deployment of a job's version means for a pass: canaries first, then `max_parallel` at a time by health, nothing while it is paused or
-//! has failed, but that what is missing of an older version comes back in that.
+//! What the deployment of a job's version means for a pass: canaries first, then `max_parallel` at
+//! a time by health, nothing while it is paused or has failed, but that what is missing of an older
+//! version comes back in that.
 //!
-//! Reads the deployment only; what an allocation's health brings is decided in `fsm` when it is reported. Invariant: a deployment that has failed places
-//! nothing of its version but what takes the place of its own lost instances.
+//! Reads the deployment only; what an allocation's health brings is decided in `fsm` when it is
+//! reported. Invariant: a deployment that has failed places nothing of its version but what takes
+//! the place of its own lost instances.
 
 use std::collections::BTreeMap;
 
@@ -22,13 +24,15 @@ pub(crate) struct Rollout<'a> {
     deployment: Option<&'a Deployment>,
     /// A deployment of the version was successful.
     is_proven: bool,
-    /// The version takes the place of one that failed and asked for it, and runs what the last stable one ran.
+    /// The version takes the place of one that failed and asked for it, and runs what the last
+    /// stable one ran.
     goes_back: bool,
     /// Jobs of this kind are rolled out by deployments.
     has_steps: bool,
 }
 
-/// Whether the version before the job's failed, was to be reverted then, and this one runs what the last stable version ran.
+/// Whether the version before the job's failed, was to be reverted then, and this one runs what the
+/// last stable version ran.
 fn goes_back(state: &State, job: &Job) -> bool {
     let Some(before) = job.version.checked_sub(1) else { return false };
     let failed = state.deployments_of_job(&job.key).into_iter().any(|row| {
@@ -78,8 +82,9 @@ impl<'a> Rollout<'a> {
         self.deployment.is_some_and(|row| row.status == DeploymentStatus::Failed)
     }
 
-    /// Whether the deployment of this version may begin with canaries: not after one that was successful, nor on the way back to a version that is
-    /// known to work: they would wait for a person while what has failed serves.
+    /// Whether the deployment of this version may begin with canaries: not after one that was
+    /// successful, nor on the way back to a version that is known to work: they would wait for a
+    /// person while what has failed serves.
     pub(crate) fn may_begin_with_canaries(&self) -> bool {
         !self.is_begun() && !self.is_proven && !self.goes_back
     }
@@ -92,8 +97,9 @@ impl<'a> Rollout<'a> {
         self.deployment.is_some_and(|row| row.status == DeploymentStatus::Paused)
     }
 
-    /// Whether an instance does its work: it runs, and is healthy in its deployment, which agents say also when that is over. One that belongs to none has
-    /// been running, with all of its tasks, for as long as a healthy one of the group has to, by the pass's log time.
+    /// Whether an instance does its work: it runs, and is healthy in its deployment, which agents
+    /// say also when that is over. One that belongs to none has been running, with all of its
+    /// tasks, for as long as a healthy one of the group has to, by the pass's log time.
     pub(crate) fn is_well(
         &self,
         pass: &Pass<'_>,
@@ -116,7 +122,8 @@ impl<'a> Rollout<'a> {
         id.is_some() && allocation.deployment.map(|own| own.id) == id
     }
 
-    /// Whether the allocation is a canary that still waits for its promotion. Any other that is marked as a canary is left of a deployment that is over.
+    /// Whether the allocation is a canary that still waits for its promotion. Any other that is
+    /// marked as a canary is left of a deployment that is over.
     pub(crate) fn is_waiting_canary(&self, allocation: &Allocation) -> bool {
         self.owns(allocation) && !self.has_failed()
     }
@@ -138,14 +145,17 @@ impl<'a> Rollout<'a> {
         self.group(group).map(|own| own.canaries_max)
     }
 
-    /// Whether new instances may be placed and older ones replaced: always in a group that is no part of the deployment. `begins_with_canaries`: the deployment begins with this pass, by canaries.
+    /// Whether new instances may be placed and older ones replaced: always in a group that is no
+    /// part of the deployment. `begins_with_canaries`: the deployment begins with this pass, by
+    /// canaries.
     pub(crate) fn is_open(&self, group: &TaskGroup, begins_with_canaries: bool) -> bool {
         let is_held = self.deployment.is_some_and(|row| row.holds_back(&group.name));
         !(is_held || begins_with_canaries) || self.strategy(group).is_none()
     }
 
-    /// What a deployment of this spec is to reach, by group. `canaries`: how many the group begins with; `non_members`: how many instances of the
-    /// version it has already, which are not in a deployment that begins now.
+    /// What a deployment of this spec is to reach, by group. `canaries`: how many the group begins
+    /// with; `non_members`: how many instances of the version it has already, which are not in a
+    /// deployment that begins now.
     pub(crate) fn goals(
         &self,
         spec: &JobSpec,

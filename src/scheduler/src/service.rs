@@ -1,7 +1,8 @@
 //! Schedules service and batch jobs: `count` instances of each group, wherever they fit.
 //!
-//! Order within a pass: what ends anyway, in-place updates, destructive updates (each stop makes room for its successor), missing instances. The first
-//! failure of a group ends its search; further ones are only counted.
+//! Order within a pass: what ends anyway, in-place updates, destructive updates (each stop makes
+//! room for its successor), missing instances. The first failure of a group ends its search;
+//! further ones are only counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +22,8 @@ use crate::{
     update::Differences,
 };
 
-/// Instances of a group for whose successors a pass may find no room before it leaves the rest as they are: each try looks at every node.
+/// Instances of a group for whose successors a pass may find no room before it leaves the rest as
+/// they are: each try looks at every node.
 const REPLACEMENT_FAILURES_MAX: usize = 16;
 
 /// What became of an attempt to place one instance.
@@ -32,7 +34,8 @@ enum Tried {
     NoRoom(Box<Metrics>),
 }
 
-/// Ends every allocation of a job that wants nothing: also those that have failed, which would count again when the job is started.
+/// Ends every allocation of a job that wants nothing: also those that have failed, which would
+/// count again when the job is started.
 pub(crate) fn stop_all(mut draft: Draft<'_>) -> Plan {
     let allocations = allocations(&draft).into_iter();
     for allocation in allocations.filter(|allocation| reconcile::is_to_stop(allocation)) {
@@ -91,7 +94,8 @@ pub(crate) fn schedule<'a>(
     work.finish()
 }
 
-/// Groups of the stack beyond those of the job: of a group of the job by its number, in an older version.
+/// Groups of the stack beyond those of the job: of a group of the job by its number, in an older
+/// version.
 pub(crate) type Older = Vec<(usize, u64)>;
 
 /// The older versions that instances may be placed of while the deployment holds back what is new.
@@ -122,9 +126,11 @@ pub(crate) const VERSION_MARK: char = '\u{0}';
 /// What a job asks of all its groups in an older version and not in its current one.
 pub(crate) type JobConstraints = Vec<Constraint>;
 
-/// The job with the groups of older versions behind its own, under names that no group has, and what their versions ask of them; none: there are none.
-/// They heed what the job as a whole asks for in its current version, and the constraints of the job in their own. Those about single nodes are put
-/// beside those of the group; how many of the job may share a property or a host counts the instances of all its groups.
+/// The job with the groups of older versions behind its own, under names that no group has, and
+/// what their versions ask of them; none: there are none. They heed what the job as a whole asks
+/// for in its current version, and the constraints of the job in their own. Those about single
+/// nodes are put beside those of the group; how many of the job may share a property or a host
+/// counts the instances of all its groups.
 pub(crate) fn extended(
     draft: &Draft<'_>,
     spec: &JobSpec,
@@ -164,9 +170,11 @@ struct Work<'a> {
     older: Older,
     /// None: nothing is placed or updated in this pass.
     stack: Option<Stack<'a>>,
-    /// Groups of the stack of which an instance could not be placed: an older version has no say in what becomes of the current one.
+    /// Groups of the stack of which an instance could not be placed: an older version has no say in
+    /// what becomes of the current one.
     failed: BTreeSet<usize>,
-    /// Of these, those that nobody waits for yet, because an older version was asked to stand in, with what stood in the way.
+    /// Of these, those that nobody waits for yet, because an older version was asked to stand in,
+    /// with what stood in the way.
     stood_in: BTreeMap<usize, Box<Metrics>>,
     /// Groups of the stack of which an instance was placed.
     placed: BTreeSet<usize>,
@@ -289,9 +297,11 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Moves what can stay to the new version, and returns what has to be replaced, also because it has failed.
+    /// Moves what can stay to the new version, and returns what has to be replaced, also because it
+    /// has failed.
     ///
-    /// What cannot stay is released while the rest is looked at: of two instances that may not share a host any more one stays.
+    /// What cannot stay is released while the rest is looked at: of two instances that may not
+    /// share a host any more one stays.
     fn update_in_place(
         &mut self,
         number: usize,
@@ -306,7 +316,8 @@ impl<'a> Work<'a> {
             if differences.replaces(state, allocation, self.spec, group) {
                 replaced.push(*allocation);
             } else if !allocation.is_live() {
-                // It holds its place, but cannot take the version as it runs: the version is another attempt.
+                // It holds its place, but cannot take the version as it runs: the version is
+                // another attempt.
                 self.retried.insert(allocation.id);
                 replaced.push(*allocation);
             } else if !self.may_stay(number, allocation) {
@@ -315,14 +326,15 @@ impl<'a> Work<'a> {
             } else if self.draft.update_in_place(allocation) {
                 self.in_place.insert(number);
             } else {
-                // The plan is full, so it moves in a later pass. The rest is looked at all the same: whether some of it is to be replaced decides
-                // about canaries now.
+                // The plan is full, so it moves in a later pass. The rest is looked at all the
+                // same: whether some of it is to be replaced decides about canaries now.
             }
         }
         replaced
     }
 
-    /// Whether the new version may run where the allocation is, with the same resources. If not, the allocation is released.
+    /// Whether the new version may run where the allocation is, with the same resources. If not,
+    /// the allocation is released.
     fn may_stay(&mut self, number: usize, allocation: &Allocation) -> bool {
         let state = self.draft.pass.state;
         let stack = self.stack.as_mut().expect("there is a stack when something is outdated");
@@ -340,9 +352,10 @@ impl<'a> Work<'a> {
         may
     }
 
-    /// Replaces up to `limit` of the instances of older versions, those that are not well first; false when the plan is full. One that is well and finds no
-    /// room does not hold up the others: it goes on, and each makes room on its own node. One that is not is down already: it uses up the step for those
-    /// that are.
+    /// Replaces up to `limit` of the instances of older versions, those that are not well first;
+    /// false when the plan is full. One that is well and finds no room does not hold up the others:
+    /// it goes on, and each makes room on its own node. One that is not is down already: it uses up
+    /// the step for those that are.
     fn replace(
         &mut self,
         number: usize,
@@ -363,8 +376,8 @@ impl<'a> Work<'a> {
             if used >= limit || failures.len() == REPLACEMENT_FAILURES_MAX {
                 break;
             }
-            // A promoted canary may have its name already, also one of an older version that goes on for now; one beyond the count was left when others
-            // ended that were not well.
+            // A promoted canary may have its name already, also one of an older version that goes
+            // on for now; one beyond the count was left when others ended that were not well.
             let old_name = allocation.name_index;
             let others = live_names
                 .get(&old_name)
@@ -403,7 +416,8 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Places one instance, with the stop of its predecessor if there is a `reason` for one; false when the plan is full.
+    /// Places one instance, with the stop of its predecessor if there is a `reason` for one; false
+    /// when the plan is full.
     fn place(
         &mut self,
         number: usize,
@@ -441,7 +455,8 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Whether an instance of a group was placed in an older version that is not older than this one.
+    /// Whether an instance of a group was placed in an older version that is not older than this
+    /// one.
     fn has_placed(&self, number: usize, least: u64) -> bool {
         self.older.iter().any(|(of, version)| {
             let in_stack = self.number_in_stack(number, Some(*version));
@@ -449,7 +464,8 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// The group of the stack that is asked for a group of the job, in an older version of it if there is one.
+    /// The group of the stack that is asked for a group of the job, in an older version of it if
+    /// there is one.
     fn number_in_stack(&self, number: usize, version: Option<u64>) -> usize {
         let is_it = |version| self.older.iter().position(|one| *one == (number, version));
         let extra = version.and_then(is_it);
@@ -523,8 +539,8 @@ impl<'a> Work<'a> {
     }
 }
 
-/// How many destructive updates this pass may do: `max_parallel` less what is not healthy yet, less what this pass places besides; none while the
-/// deployment holds them back.
+/// How many destructive updates this pass may do: `max_parallel` less what is not healthy yet, less
+/// what this pass places besides; none while the deployment holds them back.
 fn update_limit(rollout: &Rollout<'_>, group: &TaskGroup, own: &Changes<'_>) -> usize {
     let Some(update) = rollout.strategy(group) else { return usize::MAX };
     if own.is_held || own.is_stuck {

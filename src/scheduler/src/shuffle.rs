@@ -1,7 +1,9 @@
-//! The order in which nodes are looked at: a Fisher–Yates shuffle done only as far as it is read, resuming where the last placement stopped.
+//! The order in which nodes are looked at: a Fisher–Yates shuffle done only as far as it is read,
+//! resuming where the last placement stopped.
 //!
-//! Workers on the same snapshot with different evaluations see different orders, so their plans seldom collide; the same evaluation on the
-//! same snapshot always sees the same order. Must never take chance from anywhere but its seed.
+//! Workers on the same snapshot with different evaluations see different orders, so their plans
+//! seldom collide; the same evaluation on the same snapshot always sees the same order. Must never
+//! take chance from anywhere but its seed.
 
 use chance::Dice;
 

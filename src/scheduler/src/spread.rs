@@ -1,6 +1,7 @@
 //! Counts of a job's instances by a node attribute, and the scores that spread them.
 //!
-//! Values are numbered once per pass, and each candidate remembers its number, so that scoring a node costs no text comparison.
+//! Values are numbered once per pass, and each candidate remembers its number, so that scoring a
+//! node costs no text comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +18,8 @@ const OTHERS: &str = "*";
 /// Instances by value of `target`.
 pub(crate) struct ValueCounts {
     target: Target,
-    /// Values with a count of their own; the others share that of [`OTHERS`]. None: each has its own.
+    /// Values with a count of their own; the others share that of [`OTHERS`]. None: each has its
+    /// own.
     listed: Option<BTreeSet<Text>>,
     numbers: BTreeMap<Text, u32>,
     counts: Vec<u32>,
@@ -170,7 +172,8 @@ impl SpreadCounts {
     }
 }
 
-/// The boost of a value with `count` instances of which `wanted` are wanted. A value that none are wanted on gets worse with each one.
+/// The boost of a value with `count` instances of which `wanted` are wanted. A value that none are
+/// wanted on gets worse with each one.
 fn target_boost(wanted: Wanted, count: u32) -> f64 {
     let used = f64::from(count) + 1.0;
     match wanted {
@@ -180,7 +183,8 @@ fn target_boost(wanted: Wanted, count: u32) -> f64 {
     }
 }
 
-/// The boost of a value with `count` instances where the values in use have between `min` and `max`.
+/// The boost of a value with `count` instances where the values in use have between `min` and
+/// `max`.
 fn even_boost(count: u32, min: u32, max: u32) -> f64 {
     let ratio = |high: u32, low: u32, by: u32| {
         (real(u64::from(high)) - real(u64::from(low))) / f64::from(by)

@@ -1,12 +1,14 @@
-//! Picks a node for one instance of a group: feasible, distinct, with room, and the best of the first few in this pass's order.
+//! Picks a node for one instance of a group: feasible, distinct, with room, and the best of the
+//! first few in this pass's order.
 //!
 //! ```text
 //!  ring ─► class memo, constraints ─► distinct hosts, properties ─► room ─► score ─► limit (non-positive scores aside) ─► best
 //! ```
 //!
-//! A group with an affinity key is offered idle nodes first, in the order of `idle.rs`, by the same checks and without a score.
-//! Keeps the counts that later choices depend on (instances by node, by property, by spread value) in step with stops and placements of the pass.
-//! Nothing here is allocated per node looked at.
+//! A group with an affinity key is offered idle nodes first, in the order of `idle.rs`, by the same
+//! checks and without a score. Keeps the counts that later choices depend on (instances by node, by
+//! property, by spread value) in step with stops and placements of the pass. Nothing here is
+//! allocated per node looked at.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -31,10 +33,11 @@ use crate::{
     tally::{Field, Scored, Tally},
 };
 
-/// Nodes with a score that is not positive are put aside, up to this many, until nothing better is left (Nomad's `maxSkip`).
+/// Nodes with a score that is not positive are put aside, up to this many, until nothing better is
+/// left (Nomad's `maxSkip`).
 const ASIDE_MAX: usize = 3;
-/// Placements of a group in one pass that carry scores of nodes; later ones carry counts only, which most of them share. Keeps a job of thousands
-/// from storing thousands of score tables.
+/// Placements of a group in one pass that carry scores of nodes; later ones carry counts only,
+/// which most of them share. Keeps a job of thousands from storing thousands of score tables.
 const SCORED_PLACEMENTS_MAX: usize = 16;
 
 const REASON_HOSTS: &str = "distinct_hosts";
@@ -65,7 +68,8 @@ enum Apart {
 }
 
 struct Group<'a> {
-    /// The group of the job whose instances count for it: itself, or that of which it is an older version.
+    /// The group of the job whose instances count for it: itself, or that of which it is an older
+    /// version.
     base: usize,
     ask: Ask,
     count: u32,
@@ -83,7 +87,8 @@ struct Group<'a> {
     last: Option<(Tally, Arc<Metrics>)>,
 }
 
-/// What is known of one candidate for one group. Kept because a group with preferences looks at the same nodes again for each of its instances.
+/// What is known of one candidate for one group. Kept because a group with preferences looks at the
+/// same nodes again for each of its instances.
 #[derive(Clone, Default)]
 struct Cell {
     feasible: Feasible,
@@ -147,7 +152,8 @@ pub(crate) struct Stack<'a> {
     groups: Vec<Group<'a>>,
     /// Instances of the job, by position.
     job_counts: Vec<u32>,
-    /// The same on nodes that are no candidates, by node and group; kept only for those who must not share a host.
+    /// The same on nodes that are no candidates, by node and group; kept only for those who must
+    /// not share a host.
     elsewhere: BTreeMap<NodeId, BTreeMap<usize, u32>>,
     properties: Vec<Property>,
     /// None: jobs of this kind preempt nothing.
@@ -155,7 +161,8 @@ pub(crate) struct Stack<'a> {
 }
 
 impl<'a> Stack<'a> {
-    /// `allocations` are the job's; those that are live count. The groups of `older` stand behind those of the job.
+    /// `allocations` are the job's; those that are live count. The groups of `older` stand behind
+    /// those of the job.
     pub(crate) fn new(
         pass: &Pass<'a>,
         (spec, older): (&'a JobSpec, &[JobConstraints]),
@@ -303,7 +310,8 @@ impl<'a> Stack<'a> {
         self.feasibility.check(node, group).is_ok()
     }
 
-    /// Whether the job's other instances let one of the group be on `node`, which need not be a candidate.
+    /// Whether the job's other instances let one of the group be on `node`, which need not be a
+    /// candidate.
     pub(crate) fn is_distinct_on(&mut self, group: usize, node: &Node) -> bool {
         if let Some(position) = self.position(node.id) {
             return self.distinct(position, group, false).is_ok();
@@ -322,7 +330,8 @@ impl<'a> Stack<'a> {
         rivals.next().is_none() && self.crowded(group, |values| values.number_on(node)).is_none()
     }
 
-    /// What classes say about the groups that failed. An end on any node may free the property that one of them waits for.
+    /// What classes say about the groups that failed. An end on any node may free the property that
+    /// one of them waits for.
     pub(crate) fn summary(&self, failed: &[usize]) -> ClassSummary {
         let mut summary = self.feasibility.summary(failed);
         let concerns = |one: &Property| one.group.is_none_or(|group| failed.contains(&group));
@@ -343,7 +352,8 @@ impl<'a> Stack<'a> {
         self.candidates.position(node)
     }
 
-    /// The best node for one more instance, or what stood in the way on every node. `penalties` are nodes on which its predecessors failed.
+    /// The best node for one more instance, or what stood in the way on every node. `penalties` are
+    /// nodes on which its predecessors failed.
     pub(crate) fn select(
         &mut self,
         group: usize,
@@ -451,7 +461,8 @@ impl<'a> Stack<'a> {
         self.preemptor.as_ref().map_or(0.0, |preemptor| preemptor.score(victims))
     }
 
-    /// The first idle node in the order of the group's affinity key, if it has a key. A node on which a predecessor failed is left to the scores.
+    /// The first idle node in the order of the group's affinity key, if it has a key. A node on
+    /// which a predecessor failed is left to the scores.
     fn select_idle(&mut self, group: usize, penalties: &[NodeId]) -> Option<Choice<'a>> {
         let mut idle = self.groups[group].idle.take()?;
         let mut tally = Tally::default();
@@ -475,7 +486,8 @@ impl<'a> Stack<'a> {
         Some(Choice { position, node: self.node(position).id, metrics, preempts: Vec::new() })
     }
 
-    /// Tries exactly one node, without regard to the rest of the group: for jobs with one instance per node.
+    /// Tries exactly one node, without regard to the rest of the group: for jobs with one instance
+    /// per node.
     pub(crate) fn try_node(
         &mut self,
         group: usize,
@@ -525,7 +537,8 @@ impl<'a> Stack<'a> {
         self.crowded(group, |values| values.number_of(position, node)).map_or(Ok(()), Err)
     }
 
-    /// The reason if a node has a property that as many have as may, or none at all. `number_of` looks the value up.
+    /// The reason if a node has a property that as many have as may, or none at all. `number_of`
+    /// looks the value up.
     fn crowded(
         &mut self,
         group: usize,
@@ -673,7 +686,8 @@ impl Group<'_> {
     }
 }
 
-/// Nodes that are scored before the best is taken. Preferences need a wider look than the power of two choices.
+/// Nodes that are scored before the best is taken. Preferences need a wider look than the power of
+/// two choices.
 fn limit(kind: JobKind, preferring: Option<u32>, candidates: usize) -> usize {
     if let Some(limit) = preferring {
         return usize::try_from(limit).unwrap_or(usize::MAX);
@@ -687,7 +701,8 @@ fn limit(kind: JobKind, preferring: Option<u32>, candidates: usize) -> usize {
     }
 }
 
-/// Whether hosts must be distinct. Adds the properties that must be: of which group that is asked, and whose instances count.
+/// Whether hosts must be distinct. Adds the properties that must be: of which group that is asked,
+/// and whose instances count.
 fn collect_distinct<'c>(
     constraints: impl Iterator<Item = &'c Constraint>,
     (group, counts): (Option<usize>, Option<usize>),

@@ -1,8 +1,10 @@
 //! Schedules system and sysbatch jobs: one instance of each group on every node that may run it.
 //!
-//! Each node is its own question: an instance is never moved to another node, and a node without room gets a blocked evaluation of its own. A change
-//! of a system job is rolled out by a deployment ([`crate::rollout`]). Its canaries are a share of the nodes, and take the place of the instances
-//! there: two do not fit on a node that one is made for. Those of a deployment that has failed give it back.
+//! Each node is its own question: an instance is never moved to another node, and a node without
+//! room gets a blocked evaluation of its own. A change of a system job is rolled out by a
+//! deployment ([`crate::rollout`]). Its canaries are a share of the nodes, and take the place of
+//! the instances there: two do not fit on a node that one is made for. Those of a deployment that
+//! has failed give it back.
 
 mod steps;
 
@@ -81,7 +83,8 @@ struct Standing<'a> {
     members: u32,
     /// Canaries among them.
     canaries: u32,
-    /// Live instances of the deployment, or that this pass moves to it, that are not healthy yet, or not any more.
+    /// Live instances of the deployment, or that this pass moves to it, that are not healthy yet,
+    /// or not any more.
     unhealthy: u32,
     /// One of them was said to be unhealthy: nothing else is replaced.
     is_stuck: bool,
@@ -120,7 +123,8 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// Everything that ends is stopped before anything is placed, so that it makes room for other groups too.
+    /// Everything that ends is stopped before anything is placed, so that it makes room for other
+    /// groups too.
     fn all_groups(&mut self, mut by_group: BTreeMap<&str, Vec<&'a Allocation>>) {
         let groups = &self.spec.groups;
         let own: Vec<_> =
@@ -150,7 +154,8 @@ impl<'a> Work<'a> {
         self.set_goals(&standings, &steps);
     }
 
-    /// Stops and updates in place what can be decided of each allocation alone; none when the plan is full.
+    /// Stops and updates in place what can be decided of each allocation alone; none when the plan
+    /// is full.
     fn look_at(
         &mut self,
         number: usize,
@@ -183,7 +188,8 @@ impl<'a> Work<'a> {
                     if !self.stop(allocation, reason) {
                         return None;
                     }
-                    // Replaced only where the job still wants it: a migrating one on a node in service.
+                    // Replaced only where the job still wants it: a migrating one on a node in
+                    // service.
                     if reason == Reason::Ended {
                         standing.settled.insert(node);
                     } else {
@@ -210,7 +216,8 @@ impl<'a> Work<'a> {
                 }
             }
         }
-        // First what is not well, so that what is goes on for as long as it may; and what is left of the canaries of another deployment before the others.
+        // First what is not well, so that what is goes on for as long as it may; and what is left
+        // of the canaries of another deployment before the others.
         standing.updates.sort_by_cached_key(|allocation| {
             let is_well = self.rollout.is_well(&self.draft.pass, group, allocation);
             (is_well, !allocation.is_canary(), allocation.id)
@@ -229,7 +236,8 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// A sysbatch instance that ended by itself, or by a drain or a user, is done until the job changes; one of a system job if that user said so.
+    /// A sysbatch instance that ended by itself, or by a drain or a user, is done until the job
+    /// changes; one of a system job if that user said so.
     fn has_finished(&self, allocation: &Allocation) -> bool {
         let runs_once = self.kind == JobKind::Sysbatch;
         let has_ended = !allocation.is_server_terminal()
@@ -298,7 +306,8 @@ impl<'a> Work<'a> {
         done
     }
 
-    /// Replaces instances of older versions; false when the plan is full. A node that cannot take the new version does not hold up the others.
+    /// Replaces instances of older versions; false when the plan is full. A node that cannot take
+    /// the new version does not hold up the others.
     fn update(
         &mut self,
         number: usize,
@@ -333,8 +342,8 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Instances that have failed and in whose places [`Self::fill`] puts the new version: also older ones while the step is open. One that finds no room
-    /// holds up nothing.
+    /// Instances that have failed and in whose places [`Self::fill`] puts the new version: also
+    /// older ones while the step is open. One that finds no room holds up nothing.
     fn failing(&mut self, number: usize, standing: &Standing<'_>, step: &Step) -> u32 {
         let mut failing = 0;
         for (node, last) in &standing.previous {
@@ -367,11 +376,13 @@ impl<'a> Work<'a> {
             let previous = standing.previous.get(&node).copied();
             let mut seat = Seat { number, position, version: None, canary: false };
             if !step.is_open {
-                // Where the current version may not run an older one is stopped: it must not come back.
+                // Where the current version may not run an older one is stopped: it must not come
+                // back.
                 if !self.stack.may_run_on(number, self.stack.node(position)) {
                     continue;
                 }
-                // A canary that found no room where something runs goes where nothing does, before an older version: else the rollout might never begin.
+                // A canary that found no room where something runs goes where nothing does, before
+                // an older version: else the rollout might never begin.
                 if self.is_outdated(previous) && self.wants_canary(standing, step) {
                     if !self.draft.has_room() {
                         return false;

@@ -1,4 +1,5 @@
-//! What a choice of a node saw on its way: counts of nodes by what stood in the way, the best node, and the scores kept for people.
+//! What a choice of a node saw on its way: counts of nodes by what stood in the way, the best node,
+//! and the scores kept for people.
 
 use std::collections::BTreeMap;
 

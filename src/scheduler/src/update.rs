@@ -1,4 +1,5 @@
-//! What a change of the job means for an allocation of an older version: replaced, or kept and moved to the new version.
+//! What a change of the job means for an allocation of an older version: replaced, or kept and
+//! moved to the new version.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,8 @@ pub(crate) struct Differences {
 }
 
 impl Differences {
-    /// Whether tasks of the allocation's version differ from `group`, so that it must be replaced. An unknown version does.
+    /// Whether tasks of the allocation's version differ from `group`, so that it must be replaced.
+    /// An unknown version does.
     pub(crate) fn replaces(
         &mut self,
         state: &State,
@@ -39,7 +41,8 @@ pub fn replaces_task(old: &JobSpec, new: &JobSpec, group: &str, task: &str) -> b
     found.is_none_or(|task| task_differs(old, old_group, new, group, task))
 }
 
-/// Whether the change needs new instances. Counts, policies, constraints, affinities, spreads, services and shutdown settings do not.
+/// Whether the change needs new instances. Counts, policies, constraints, affinities, spreads,
+/// services and shutdown settings do not.
 pub(crate) fn differ(
     old: &JobSpec,
     old_group: &TaskGroup,

@@ -1,13 +1,16 @@
 //! Versions and conditions on them: the operands `version` and `semver`, as Nomad compares them.
 //!
-//! Both are read by the rules of the library `go-version`: any number of numeric parts (missing ones are 0), an optional `v`, a
-//! pre-release, build metadata after `+`, which counts for nothing. They differ in two things:
+//! Both are read by the rules of the library `go-version`: any number of numeric parts (missing
+//! ones are 0), an optional `v`, a pre-release, build metadata after `+`, which counts for nothing.
+//! They differ in two things:
 //!
 //! | | `version` | `semver` |
 //! |---|---|---|
 //! | comparisons | `=` `!=` `<` `<=` `>` `>=` `~>` | the same without `~>` |
 //! | pre-release of the condition | after `-`, or directly: `1.2~rc1`, `1.2beta` | after `-` only |
-//! | pre-release of the node | refused by an order without one: `1.1-beta` does not meet `>= 1.0` | ordered before its release |
+//! | pre-release of the node | an order without one refuses it | ordered before its release |
+//!
+//! `1.1-beta` does not meet `>= 1.0` as a `version`, and does as a `semver`.
 //!
 //! The version of a node is read in the wide form by both.
 
@@ -69,7 +72,8 @@ impl Version {
         Some(Self { parts, written, pre_release: pre_release.to_owned() })
     }
 
-    /// Versions of different lengths whose numbers are equal are equal, whatever their pre-releases.
+    /// Versions of different lengths whose numbers are equal are equal, whatever their
+    /// pre-releases.
     fn compare(&self, other: &Self) -> Ordering {
         if self.parts.len() == other.parts.len() {
             return self
@@ -86,7 +90,8 @@ impl Version {
             .unwrap_or(Ordering::Equal)
     }
 
-    /// Whether `limit` orders this version at all: a pre-release is ordered only by a pre-release of the same numbers.
+    /// Whether `limit` orders this version at all: a pre-release is ordered only by a pre-release
+    /// of the same numbers.
     fn is_ordered_by(&self, limit: &Self) -> bool {
         self.pre_release.is_empty() || (!limit.pre_release.is_empty() && self.parts == limit.parts)
     }

@@ -137,8 +137,8 @@ impl Writes {
         if let Some(why) = self.contact.disk_full.borrow().clone() {
             return Err(ApiError::DiskFull(why));
         }
-        // A server whose log is empty, and that has heard no log time, has only its own clock, which may
-        // be wrong by hours: no stamp.
+        // A server whose log is empty, and that has heard no log time, has only its own clock,
+        // which may be wrong by hours: no stamp.
         while !self.contact.time.is_known() {
             if until(deadline) <= LEADER_RETRY {
                 return Err(ApiError::NoLeader);
@@ -168,8 +168,8 @@ impl Writes {
                     return Err(ApiError::Unknown);
                 }
                 Ok(Written { index, reply: Reply::Rejected(fsm::Rejection::SessionExpired) }) => {
-                    // The stamp is log time as this server knows it, which lags: nothing was changed.
-                    // Stamp the request again once this server has caught up.
+                    // The stamp is log time as this server knows it, which lags: nothing was
+                    // changed. Stamp the request again once this server has caught up.
                     last = ApiError::NotReady("it is far behind the others".to_owned());
                     self.cell.wait_for(index, until(deadline)).await;
                     request.stamped_at = self.log_time();

@@ -131,7 +131,8 @@ enum Asked {
     Retired,
 }
 
-/// Asks the others once what this server promised, unless it takes part already. Fails when it must not go on.
+/// Asks the others once what this server promised, unless it takes part already. Fails when it must
+/// not go on.
 async fn ask_for_promises(newcomer: &Newcomer, said: &mut String) -> anyhow::Result<Asked> {
     let Newcomer { contact, cluster, lifecycle, disk } = newcomer;
     if contact.promises.may_take_part() {

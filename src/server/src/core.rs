@@ -468,7 +468,8 @@ struct Inlets {
     reads: super::read_rounds::Queue,
 }
 
-/// Refuses a data directory that no server may start from, and empties one whose id is retired. Returns how many ids were retired in it.
+/// Refuses a data directory that no server may start from, and empties one whose id is retired.
+/// Returns how many ids were retired in it.
 fn check_directory(disk: &dyn Disk, settings: &Settings) -> anyhow::Result<u64> {
     let directory = &settings.data_directory;
     disk.create_dir_all(directory)?;
@@ -547,8 +548,8 @@ async fn watch_recovery(
             break;
         }
     }
-    // All metrics change with every entry; these, with the term, who leads, and the members. They end
-    // with Raft, as all do.
+    // All metrics change with every entry; these, with the term, who leads, and the members. They
+    // end with Raft, as all do.
     let mut changes = contact.raft.server_metrics();
     while changes.changed().await.is_ok() {}
     let ended = contact.raft.metrics().borrow_watched().running_state.clone();

@@ -52,7 +52,8 @@ fn node_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
     put("nodes.mass_loss", lost);
 }
 
-/// Jobs and allocations by status, as the summaries of jobs count them; those of purged jobs are not counted.
+/// Jobs and allocations by status, as the summaries of jobs count them; those of purged jobs are
+/// not counted.
 fn status_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
     let mut jobs: BTreeMap<&str, u64> =
         [JobStatus::Pending, JobStatus::Running, JobStatus::Dead].map(|one| (one.name(), 0)).into();
@@ -87,7 +88,8 @@ fn status_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
     }
 }
 
-/// What the nodes of each pool have, keep back and have given to allocations; nodes that are down do not count.
+/// What the nodes of each pool have, keep back and have given to allocations; nodes that are down
+/// do not count.
 fn capacity_gauges(state: &State, put: &mut impl FnMut(&str, u64)) {
     let mut pools: BTreeMap<String, [Resources; 3]> = BTreeMap::new();
     for node in state.nodes().iter().filter(|node| node.liveness != Liveness::Down) {

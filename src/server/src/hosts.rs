@@ -1,5 +1,5 @@
-//! Whether all servers run on one host. A provider of kind `process` needs that: its machines are on
-//! the host of the server that makes them, and the next leader has to find them there.
+//! Whether all servers run on one host. A provider of kind `process` needs that: its machines are
+//! on the host of the server that makes them, and the next leader has to find them there.
 //!
 //! A server says in its answers to probes which boot of its host it runs in.
 

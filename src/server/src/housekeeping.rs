@@ -1,5 +1,5 @@
-//! Chores of every server: snapshots when the log has grown, the free-space watermark, and membership
-//! changes that were left half done.
+//! Chores of every server: snapshots when the log has grown, the free-space watermark, and
+//! membership changes that were left half done.
 
 use std::{sync::Arc, time::Duration};
 

@@ -307,9 +307,9 @@ impl LeaderServices {
         }
     }
 
-    /// What a client's large change would be refused for: the log keeps what it is given, and a megabyte
-    /// that is refused, sent again and again, would fill the disks. Whatever was acknowledged before it is
-    /// in the state that it is tried on.
+    /// What a client's large change would be refused for: the log keeps what it is given, and a
+    /// megabyte that is refused, sent again and again, would fill the disks. Whatever was
+    /// acknowledged before it is in the state that it is tried on.
     fn refusal(&self, proposal: &Proposal) -> Option<Written> {
         if self.provider_calls.contact.is_majority_lost() {
             return None;

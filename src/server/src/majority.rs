@@ -1,7 +1,7 @@
 //! Says in the log, once each time, that a majority of the servers is lost, and that it is back.
 //!
-//! Whether it is lost is [`Contact::is_majority_lost`]; every other view asks that too, so that none
-//! lags behind the log.
+//! Whether it is lost is [`Contact::is_majority_lost`]; every other view asks that too, so that
+//! none lags behind the log.
 
 use std::{sync::Arc, time::Duration};
 

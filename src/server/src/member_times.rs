@@ -1,7 +1,8 @@
 //! How long it takes from a requirement until a member serves for it, on the leader.
 //!
-//! A member that is on its way counts from the last change of what its group is asked for, as that was when the leader first saw the member's row.
-//! Kept in memory: a new leader counts the members that are on their way by then from the time at which they were asked for.
+//! A member that is on its way counts from the last change of what its group is asked for, as that
+//! was when the leader first saw the member's row. Kept in memory: a new leader counts the members
+//! that are on their way by then from the time at which they were asked for.
 
 use std::{collections::BTreeMap, time::Duration};
 

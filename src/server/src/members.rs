@@ -38,7 +38,8 @@ use super::{
     server_time::ServerTime,
 };
 
-/// Agents stay with a server that was out of touch for less than this: their streams outlive an election.
+/// Agents stay with a server that was out of touch for less than this: their streams outlive an
+/// election.
 const AGENTS_STAY_MIN: Duration = Duration::from_secs(3);
 /// A server that did not answer its leader for this long counts as gone.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
@@ -147,7 +148,8 @@ impl Contact {
 
     /// Whether there is a leader to show.
     pub(super) fn knows_leader(&self) -> bool {
-        // Cloned: what is borrowed is locked, and a second borrow beside it would wait for a writer that waits for the first.
+        // Cloned: what is borrowed is locked, and a second borrow beside it would wait for a writer
+        // that waits for the first.
         let metrics = self.raft.metrics().borrow_watched().clone();
         self.leader_shown(&metrics).is_some()
     }
@@ -157,8 +159,8 @@ impl Contact {
         self.leads().is_some() && !self.is_majority_lost()
     }
 
-    /// Whether no majority has answered for twice the longest election timeout: neither this server as
-    /// the leader, nor the leader that it hears. A server that cannot tell says that it is lost.
+    /// Whether no majority has answered for twice the longest election timeout: neither this server
+    /// as the leader, nor the leader that it hears. A server that cannot tell says that it is lost.
     pub(crate) fn is_majority_lost(&self) -> bool {
         self.last_contact() > self.majority_silence_max()
     }
@@ -168,8 +170,8 @@ impl Contact {
         Duration::from_millis(2 * self.settings.timing.election_ms_max)
     }
 
-    /// Whether this server was in touch with a majority lately enough to serve agents. A server that
-    /// is out of touch cannot tell that its data is stale. It holds on for longer than
+    /// Whether this server was in touch with a majority lately enough to serve agents. A server
+    /// that is out of touch cannot tell that its data is stale. It holds on for longer than
     /// [`Self::is_majority_lost`]: agents that move away at each election would all move at once.
     pub(crate) fn is_in_touch(&self) -> bool {
         self.last_contact() <= (2 * self.majority_silence_max()).max(AGENTS_STAY_MIN)
@@ -416,7 +418,8 @@ impl Contact {
         *listed_at = (*listed_at).max(Some(index));
     }
 
-    /// The newest members known of which this server is one; none: it was never one since its start.
+    /// The newest members known of which this server is one; none: it was never one since its
+    /// start.
     pub(super) fn listed_at(&self) -> Option<Index> {
         *self.listed_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -438,7 +441,8 @@ impl Contact {
         self.answers().insert(id, heard);
     }
 
-    /// Forgets what was heard of servers, and answered at their addresses, that are no members any more.
+    /// Forgets what was heard of servers, and answered at their addresses, that are no members any
+    /// more.
     pub(super) fn forget_all_but(&self, members: &BTreeSet<ServerId>) {
         self.answers().retain(|id, _| members.contains(id));
         self.promises.forget_all_but(|id| members.contains(id));

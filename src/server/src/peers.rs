@@ -1,5 +1,6 @@
-//! Asks every member of the Raft configuration again and again whether it is there and what time it has,
-//! counts the voters that answer, and on the leader warns of a configuration that survives less than it seems to.
+//! Asks every member of the Raft configuration again and again whether it is there and what time it
+//! has, counts the voters that answer, and on the leader warns of a configuration that survives
+//! less than it seems to.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -17,8 +18,8 @@ const INTERVAL: Duration = Duration::from_millis(750);
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(700);
 /// A peer that did not answer for this long is shown as lost: three probes in a row failed.
 pub(super) const PEER_LOST: Duration = Duration::from_millis(2_500);
-/// A leader warns of what has been so for this long: servers are added one after the other, and each
-/// takes a moment to answer.
+/// A leader warns of what has been so for this long: servers are added one after the other, and
+/// each takes a moment to answer.
 const WARN_AFTER: Duration = Duration::from_secs(20);
 
 /// Probes the peers until the server stops.
@@ -70,8 +71,8 @@ pub(super) async fn run(
     }
 }
 
-/// Voters of the Raft configuration, and how many of them answer. While two configurations hold, those
-/// of the one that can lose fewer.
+/// Voters of the Raft configuration, and how many of them answer. While two configurations hold,
+/// those of the one that can lose fewer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Census {
     pub(super) voters: usize,

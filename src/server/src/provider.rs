@@ -1,7 +1,8 @@
 //! What a provider of machines is, and what every one is called through.
 //!
-//! What is asked and answered is in `elastic::call`. Every create has a key, and a second one with the same key answers with the first
-//! machine. Must never decide anything: which machines are wanted, and what an answer means, is the business of `elastic`.
+//! What is asked and answered is in `elastic::call`. Every create has a key, and a second one with
+//! the same key answers with the first machine. Must never decide anything: which machines are
+//! wanted, and what an answer means, is the business of `elastic`.
 
 mod throttle;
 
@@ -39,7 +40,8 @@ pub struct Context {
     pub servers: Vec<String>,
     /// How long an answer is of use.
     pub time_left: Duration,
-    /// Ids of machines that are known to be this cluster's. A list has those also when they lost the tag of the cluster.
+    /// Ids of machines that are known to be this cluster's. A list has those also when they lost
+    /// the tag of the cluster.
     pub known: BTreeSet<Text>,
 }
 
@@ -55,11 +57,12 @@ pub trait Provider: Send + Sync {
         context: Context,
     ) -> BoxFuture<'_, Result<Answer, ProviderError>>;
 
-    /// Takes over how it is configured now, for the calls that follow; a program is started anew. Returns `false` if that
-    /// needs a restart of the server.
+    /// Takes over how it is configured now, for the calls that follow; a program is started anew.
+    /// Returns `false` if that needs a restart of the server.
     fn reload(&self, kind: &ProviderKind) -> bool;
 
-    /// Its machines are on the host of the server that makes them: another server of the cluster finds them only on the same host.
+    /// Its machines are on the host of the server that makes them: another server of the cluster
+    /// finds them only on the same host.
     fn needs_one_host(&self) -> bool {
         false
     }

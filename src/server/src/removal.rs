@@ -183,8 +183,8 @@ pub(super) async fn watch(leaver: Leaver) {
         if let Some(index) = own.is_listed.then_some(own.membership_index).max(voted_at) {
             contact.was_listed(index);
         }
-        // What it has applied itself may tell nothing: the entry that takes it out may be in its log
-        // alone, for ever.
+        // What it has applied itself may tell nothing: the entry that takes it out may be in its
+        // log alone, for ever.
         let verdict = match contact.listed_at().map(|known| (known, judge(known, own))) {
             Some((known, Verdict::Stay)) if !contact.is_in_touch() => {
                 ask_others(&contact, &cluster, known).await
@@ -192,7 +192,8 @@ pub(super) async fn watch(leaver: Leaver) {
             Some((_, verdict)) => verdict,
             None => Verdict::Stay,
         };
-        // A leader that was taken out answers its caller and hands over first; openraft sees to that.
+        // A leader that was taken out answers its caller and hands over first; openraft sees to
+        // that.
         if verdict == Verdict::End && contact.leads().is_none() {
             let directory = &contact.settings.data_directory;
             if let Err(error) = write_file(&*disk, directory, MARKER, b"taken out by an operator\n")
@@ -270,7 +271,8 @@ mod tests {
         assert!(check(&[1], 7, false, &[1]), "a learner counts in no majority");
     }
 
-    /// The entry that takes it out, before it is committed, is all that a server may see of its members.
+    /// The entry that takes it out, before it is committed, is all that a server may see of its
+    /// members.
     #[test]
     fn a_server_that_votes_in_its_newest_entry_was_one_of_the_members() {
         let leader = LeaderId::<u64, u64>::new(2, 1).to_committed();

@@ -6,9 +6,11 @@
 //!                        └─► change ─► queue ─► one entry for the words of many sources
 //! ```
 //!
-//! A thousand sources that repeat themselves each second cost no entry each: a repetition is proposed only when half of its source's time is
-//! over. So the leader has heard more than the state says; what it heard is lost with it, and sources speak again. A source that falls silent
-//! after a repetition without an entry still has its whole time: the leader proposes that word late, with the time that is left.
+//! A thousand sources that repeat themselves each second cost no entry each: a repetition is
+//! proposed only when half of its source's time is over. So the leader has heard more than the
+//! state says; what it heard is lost with it, and sources speak again. A source that falls silent
+//! after a repetition without an entry still has its whole time: the leader proposes that word
+//! late, with the time that is left.
 //!
 //! Must never take an older word for a newer one, also when the newer one has no entry.
 
@@ -232,7 +234,8 @@ struct Heard {
 }
 
 impl Heard {
-    /// Judges a word; one that has to be proposed counts as on its way until it is [`Self::settled`].
+    /// Judges a word; one that has to be proposed counts as on its way until it is
+    /// [`Self::settled`].
     fn judge(&mut self, state: &State, now: TimeMs, word: &Requirements) -> Judged {
         self.forget(state);
         let row = state.capacity_sources().get(&word.source).map(|row| &**row);
@@ -279,7 +282,8 @@ impl Heard {
         }
     }
 
-    /// Words that were heard, are not in the log, and would end before their time: each with the time that is left of it.
+    /// Words that were heard, are not in the log, and would end before their time: each with the
+    /// time that is left of it.
     fn late(&mut self, state: &State, now: TimeMs) -> Vec<Requirements> {
         let mut words = Vec::new();
         while words.len() < limits::CAPACITY_WORDS_MAX / 2
@@ -326,7 +330,8 @@ impl Heard {
     }
 }
 
-/// Whether a word says what the state says, and the state's word holds for another half of its time.
+/// Whether a word says what the state says, and the state's word holds for another half of its
+/// time.
 fn is_said_already(state: &State, row: &CapacitySource, now: TimeMs, word: &Requirements) -> bool {
     let is_same = |(group, amount): (&Text, &u64)| {
         let is_declared = state.capacity_group(group).is_some();

@@ -1,4 +1,5 @@
-//! A data directory that is older than what its server has acknowledged ([ADR 0023](../../docs/adr/0023-peers-remember-promises.md)).
+//! A data directory that is older than what its server has acknowledged ([ADR
+//! 0023](../../docs/adr/0023-peers-remember-promises.md)).
 //!
 //! ```text
 //!  a server that starts asks all that it knows what they have heard of it
@@ -9,8 +10,9 @@
 //!    with itself a majority has answered          ──► it takes part in Raft
 //!    else                                         ──► it asks again, and says for whom it waits
 //! ```
-//! Answers need nothing but memory, so that servers that start together answer each other. Invariant: before this server takes part, its Raft
-//! takes no entry, grants no vote and does not stand; without a leader it serves no read either.
+//! Answers need nothing but memory, so that servers that start together answer each other.
+//! Invariant: before this server takes part, its Raft takes no entry, grants no vote and does not
+//! stand; without a leader it serves no read either.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +27,8 @@ use raft::{Membership, ServerId, WatchReceiver, promises::Promise, storage::shad
 use super::{identity::Cluster, members::Contact, peers::PROBE_TIMEOUT};
 
 const MARKER: &str = "RETIRED";
-/// What a server keeps in its data directory, the identity first: without it nothing of the rest is believed.
+/// What a server keeps in its data directory, the identity first: without it nothing of the rest is
+/// believed.
 const KEPT: [&str; 4] = ["server.json", "log", "state", "snapshots"];
 /// Directories that were retired before, in one data directory.
 const RETIRED_MAX: u64 = 10_000;
@@ -66,7 +69,8 @@ fn judge(
     Verdict::Waiting(missing.into_iter().collect())
 }
 
-/// The voters of each configuration that holds. A server whose log is empty goes by the addresses that it is configured with.
+/// The voters of each configuration that holds. A server whose log is empty goes by the addresses
+/// that it is configured with.
 fn voters(membership: &Membership, own: ServerId, configured: &BTreeSet<String>) -> Vec<Voters> {
     let address = |id: &ServerId| {
         let member = membership.get_node(id).filter(|_| *id != own);
@@ -96,7 +100,8 @@ pub(super) async fn ask(contact: &Contact, cluster: &Cluster) -> Verdict {
         let is_peer = if reply.initialised {
             cluster.get().is_none_or(|own| *own == *reply.cluster_id)
         } else {
-            // A server without a log has heard nothing of anybody; while this one has none either, that is an answer.
+            // A server without a log has heard nothing of anybody; while this one has none either,
+            // that is an answer.
             is_empty
         };
         let promised = reply.promised.and_then(Promise::from_pb).unwrap_or_default();
@@ -135,8 +140,8 @@ pub(super) fn advice(directory: &Path) -> String {
     )
 }
 
-/// Empties the data directory of a retired server into a directory in it, if it may join anew; else refuses to start. Returns how many were
-/// retired here so far.
+/// Empties the data directory of a retired server into a directory in it, if it may join anew; else
+/// refuses to start. Returns how many were retired here so far.
 pub(super) fn settle(disk: &dyn Disk, directory: &Path, may_rejoin: bool) -> anyhow::Result<u64> {
     // The marker moves last: a place without it is one that was not filled to its end.
     let mut retired = 0;

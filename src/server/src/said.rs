@@ -1,6 +1,8 @@
-//! Lines of log about what people asked of the cluster: who, what, and the index of the entry. The server that was asked writes them.
+//! Lines of log about what people asked of the cluster: who, what, and the index of the entry. The
+//! server that was asked writes them.
 //!
-//! Programs send the same commands, thousands in a second: beyond [`LINES_MAX`] a line is written at debug, and one line says how many were.
+//! Programs send the same commands, thousands in a second: beyond [`LINES_MAX`] a line is written
+//! at debug, and one line says how many were.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -26,7 +28,8 @@ pub(super) struct Said {
 }
 
 impl Said {
-    /// Writes the line of a command that was carried out. What was refused is told to whoever asked.
+    /// Writes the line of a command that was carried out. What was refused is told to whoever
+    /// asked.
     pub(super) fn command(
         &self,
         caller: &Caller,
@@ -70,7 +73,8 @@ impl Said {
     }
 }
 
-/// What a client's command does, and to what. None: it is one of programs, or of the cluster itself.
+/// What a client's command does, and to what. None: it is one of programs, or of the cluster
+/// itself.
 #[expect(clippy::wildcard_enum_match_arm, reason = "a command without words has its name")]
 pub(super) fn asked(command: &Command) -> Option<(&'static str, String)> {
     let (what, about): (_, &dyn std::fmt::Display) = match command {

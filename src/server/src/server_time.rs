@@ -1,5 +1,5 @@
-//! The time of the cluster on this server (ADR 0022): [`leader::Timekeeper`] with this server's clocks,
-//! and the calls by which servers tell each other what it knows.
+//! The time of the cluster on this server (ADR 0022): [`leader::Timekeeper`] with this server's
+//! clocks, and the calls by which servers tell each other what it knows.
 //!
 //! Every second each server probes each other one (`peers.rs`), and compares the clocks. Two
 //! moments do not wait for that: a server that becomes leader asks the others beside its barrier
@@ -78,7 +78,8 @@ impl ServerTime {
         }
     }
 
-    /// Whether [`Self::now`] is more than this server's own clock: it heard log time, or has entries.
+    /// Whether [`Self::now`] is more than this server's own clock: it heard log time, or has
+    /// entries.
     pub(super) fn is_known(&self) -> bool {
         self.keeper().now(self.clock.monotonic_ms()).is_some() || self.cell.load().at() > 0
     }
@@ -173,7 +174,8 @@ fn log(note: TimeNote) {
 pub(super) async fn ask(contact: &Contact) -> u64 {
     let time = &contact.time;
     let since_ms = time.clock.monotonic_ms();
-    // One after the other: a second borrow beside the first waits for a writer that waits for the first.
+    // One after the other: a second borrow beside the first waits for a writer that waits for the
+    // first.
     let metrics = contact.raft.metrics().borrow_watched().clone();
     let voters = contact.voters();
     let asked = Asked { since_ms, voters: &voters };
@@ -209,7 +211,8 @@ pub(super) async fn follow(contact: Arc<Contact>, mut stop: watch::Receiver<bool
         if let Some((id, member)) = leader {
             contact.hear(id, &member.rpc_address, PROBE_TIMEOUT).await;
         }
-        // That a leader was heard, who is asked only then, changes none of these: so look again soon.
+        // That a leader was heard, who is asked only then, changes none of these: so look again
+        // soon.
         let soon = if is_to_ask { ASK_PAUSE } else { Duration::MAX };
         rt::select! {
             biased;

@@ -75,8 +75,8 @@ pub(super) fn nack(
 }
 
 /// Queues a plan and waits for its outcome; a full queue is an error, after which the same plan is
-/// to be submitted again. For the bounds of the queue and the entry it counts as `bytes`, the length of its
-/// frame.
+/// to be submitted again. For the bounds of the queue and the entry it counts as `bytes`, the
+/// length of its frame.
 pub(super) async fn submit_plan(
     services: &LeaderServices,
     lease: LeaseKey,

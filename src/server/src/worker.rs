@@ -4,7 +4,7 @@
 //!
 //! | wait | sequence |
 //! |---|---|
-//! | index | woken by apply, and a look after 20, 80, 320, 1000 ms; after 5 s the lease is released |
+//! | index | woken by apply; looks after 20, 80, 320, 1000 ms; after 5 s the lease is released |
 //! | | (no delivery), and no worker leases before the server has caught up |
 //! | dequeue error | 20 ms, times 4 up to 10 s; not logged in the first 10 s |
 //! | resubmit | 500 ms, times 4 up to 10 s; for no leader, a disabled queue, an unknown outcome |

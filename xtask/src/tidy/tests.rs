@@ -38,6 +38,16 @@ fn the_bounds_that_are_written_down_are_those_of_the_code() {
 }
 
 #[test]
+fn comments_of_the_product_are_narrow() {
+    holds("comment-width");
+}
+
+#[test]
+fn public_types_of_a_package_have_different_names() {
+    holds("type-names");
+}
+
+#[test]
 fn pure_packages_do_no_io() {
     holds("pure-code");
 }
@@ -133,6 +143,7 @@ fn there_is_one_test_binary() {
 fn each_check_finds_what_breaks_it() {
     let later = concat!("// TO", "DO: later");
     let home = concat!("data_dir = \"/ho", "me/me\"");
+    let wide = format!("//! Docs.\n/// {}\npub struct Place;\n", "x".repeat(97));
     let broken = of(&[
         ("src/a.rs", "use std::fmt;\n"),
         ("proto/quorate/v1/a.proto", "service A {\n}\n"),
@@ -160,6 +171,8 @@ fn each_check_finds_what_breaks_it() {
         ("docs/adr/README.md", "[one](0001-one.md)\n"),
         ("docs/adr/2-two.md", "no date\n"),
         ("tests/second.rs", "//! A second binary.\n"),
+        ("src/x/src/a.rs", &wide),
+        ("src/x/src/b.rs", "//! Docs.\n/// Docs.\npub enum Place {}\n"),
     ]);
     let counts: Vec<(&str, usize)> =
         CHECKS.iter().map(|(name, check)| (*name, check(&broken).len())).collect();
@@ -181,6 +194,8 @@ fn each_check_finds_what_breaks_it() {
         // There is no list.
         ("arrows", 1),
         ("bounds", 1),
+        ("comment-width", 1),
+        ("type-names", 1),
     ];
     assert_eq!(counts, expected);
 }

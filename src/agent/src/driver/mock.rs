@@ -1,5 +1,6 @@
-//! `mock`: a run that only pretends, by timers, as scripted in its config. No process, so that one agent can hold thousands.
-//! Simulated nodes use the script without the timers here. A simulated machine has a table of processes, from which it can be seen what runs.
+//! `mock`: a run that only pretends, by timers, as scripted in its config. No process, so that one
+//! agent can hold thousands. Simulated nodes use the script without the timers here. A simulated
+//! machine has a table of processes, from which it can be seen what runs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,7 +27,8 @@ pub struct RunId {
     pub attempt: u32,
 }
 
-/// What runs on a simulated machine: as processes do, it goes on when the agent is gone, and ends with the machine.
+/// What runs on a simulated machine: as processes do, it goes on when the agent is gone, and ends
+/// with the machine.
 pub trait ProcessTable: Send + Sync + 'static {
     /// A run begins; it ends by itself after so long, if that is given.
     fn begins(&self, run: &RunId, lasts: Option<Duration>);
@@ -184,7 +186,8 @@ fn script(context: &TaskContext) -> Result<Script, StartError> {
     Script::parse(&context.config_json(&names, room)?)
 }
 
-/// A pretended run goes on while the agent is away, like a real one. Without a table of processes it is there if it was seen to start.
+/// A pretended run goes on while the agent is away, like a real one. Without a table of processes
+/// it is there if it was seen to start.
 pub(super) fn recover(
     context: &TaskContext,
     run_started_at_ms: u64,

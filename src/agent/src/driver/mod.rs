@@ -1,5 +1,5 @@
-//! Drivers: how one run of a task is started, waited for, ended, and found again after the agent was restarted.
-//! A driver decides nothing about restarts.
+//! Drivers: how one run of a task is started, waited for, ended, and found again after the agent
+//! was restarted. A driver decides nothing about restarts.
 
 pub(crate) mod mock;
 pub(crate) mod raw_exec;
@@ -163,8 +163,8 @@ pub(crate) async fn start(context: &TaskContext) -> Result<Run, StartError> {
     }
 }
 
-/// Finds a run again, also when its driver is no longer offered: that only keeps new runs from starting.
-/// `run_started_at_ms`: wall clock of its start, 0 when it had not been seen to start.
+/// Finds a run again, also when its driver is no longer offered: that only keeps new runs from
+/// starting. `run_started_at_ms`: wall clock of its start, 0 when it had not been seen to start.
 pub(crate) async fn recover(
     context: &TaskContext,
     run_started_at_ms: u64,

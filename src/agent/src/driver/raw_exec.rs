@@ -32,7 +32,8 @@ struct Config {
     work_dir: Option<String>,
 }
 
-/// A job file may say `["-port", 8080]`, as in Nomad, whose drivers take numbers and truth values for texts.
+/// A job file may say `["-port", 8080]`, as in Nomad, whose drivers take numbers and truth values
+/// for texts.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "an argument must be a text, a number, true or false")]
 enum Argument {
@@ -63,7 +64,8 @@ pub(super) async fn start(context: &TaskContext) -> Result<RawExecRun, StartErro
     judge(run.executor.launch(&context.executor_binary).await).map(|()| run)
 }
 
-/// Writes down what is to be run. It is many times what the job says of the task, so that only a few are made at a time.
+/// Writes down what is to be run. It is many times what the job says of the task, so that only a
+/// few are made at a time.
 async fn prepare(context: &TaskContext, run: &RawExecRun) -> Result<(), StartError> {
     // Never closed, so there is always a turn in the end.
     let turn = PREPARED.acquire().await;

@@ -1,4 +1,5 @@
-//! The agent's side of an executor: launch it, find it again, ask it, and read what it wrote when it is gone.
+//! The agent's side of an executor: launch it, find it again, ask it, and read what it wrote when
+//! it is gone.
 
 use std::{
     io,
@@ -38,7 +39,8 @@ const LOOK_PAUSE: Duration = Duration::from_millis(200);
 const SETTLE_LOOKS_MAX: u32 = 10;
 /// Between two tries to find out who has a run's claim.
 const CLAIM_PAUSE: Duration = Duration::from_secs(1);
-/// How long an executor may take to answer when its task is to end: within the 5 s after the kill timeout.
+/// How long an executor may take to answer when its task is to end: within the 5 s after the kill
+/// timeout.
 const KILL_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The end of an executor's own log that is looked at, bytes.
 const LAST_WORDS_BYTES_MAX: u64 = 4_096;
@@ -52,7 +54,8 @@ pub(crate) enum Found {
     There,
     /// It never happened and never will.
     Never,
-    /// Its executor went while no agent was there, and nothing says how it ended. Nothing lives of it.
+    /// Its executor went while no agent was there, and nothing says how it ended. Nothing lives of
+    /// it.
     Lost,
 }
 
@@ -76,7 +79,8 @@ impl Executor {
         files::write_json(&self.directory.join(SPEC_FILE), spec)
     }
 
-    /// Starts a run that was prepared, and returns when the task runs, or says why it does not and never will.
+    /// Starts a run that was prepared, and returns when the task runs, or says why it does not and
+    /// never will.
     pub(crate) async fn launch(&self, binary: &Path) -> Result<(), Outcome> {
         let mut command = std::process::Command::new(binary);
         command
@@ -112,8 +116,9 @@ impl Executor {
         self.started().await
     }
 
-    /// Waits until the task runs, or says why it does not and never will. Also ends well when nobody answers and the executor has
-    /// claimed the run: it may start the task at any time, and the wait that follows says how that ends.
+    /// Waits until the task runs, or says why it does not and never will. Also ends well when
+    /// nobody answers and the executor has claimed the run: it may start the task at any time, and
+    /// the wait that follows says how that ends.
     pub(crate) async fn started(&self) -> Result<(), Outcome> {
         match timeout(ANSWER_TIMEOUT, self.ask(&Request::Started)).await {
             Ok(Ok(Response::Ended { outcome: outcome @ Outcome::StartFailed { .. } })) => {
@@ -170,7 +175,8 @@ impl Executor {
     /// Gives up a start that nobody answers for, if it is not the executor's already.
     async fn give_up(&self) -> Result<(), Outcome> {
         if self.lives() && !self.directory.exists() {
-            // Its task has removed the files: it has begun, and is waited for and ended without them.
+            // Its task has removed the files: it has begun, and is waited for and ended without
+            // them.
             return Ok(());
         }
         if self.take_claim().await || self.never_began().await {
@@ -179,8 +185,9 @@ impl Executor {
         Ok(())
     }
 
-    /// Takes the decision over the run. True: its executor never starts the task, however late it comes. An error says nothing about who
-    /// has the claim, and a guess would make a second copy of the task or leave one to nobody: it is tried until it is known.
+    /// Takes the decision over the run. True: its executor never starts the task, however late it
+    /// comes. An error says nothing about who has the claim, and a guess would make a second copy
+    /// of the task or leave one to nobody: it is tried until it is known.
     async fn take_claim(&self) -> bool {
         loop {
             let directory = self.directory.clone();
@@ -197,8 +204,8 @@ impl Executor {
         }
     }
 
-    /// Of a claimed run: the executor has ended without saying who it is, which it does before it starts anything. While it may still come
-    /// to that, it holds the socket.
+    /// Of a claimed run: the executor has ended without saying who it is, which it does before it
+    /// starts anything. While it may still come to that, it holds the socket.
     async fn never_began(&self) -> bool {
         let nobody = |error: io::Error| {
             matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
@@ -232,8 +239,9 @@ impl Executor {
         }
     }
 
-    /// Kills what an executor that is gone has left: its session, what has left the session, and what is forked meanwhile. What cannot be
-    /// killed is no longer ours to judge; the end is reported all the same.
+    /// Kills what an executor that is gone has left: its session, what has left the session, and
+    /// what is forked meanwhile. What cannot be killed is no longer ours to judge; the end is
+    /// reported all the same.
     async fn kill_rest(&self, identity: Option<ExecutorIdentity>) {
         let marker = Marker::of_run(&self.directory);
         for _ in 0..KILL_ROUNDS_MAX {
@@ -249,8 +257,9 @@ impl Executor {
         }
     }
 
-    /// Asks for the end of the task. The end itself is seen by [`Self::wait`]. An executor that does not answer (a task can remove its
-    /// socket, or stop it) is killed with its task after the timeout.
+    /// Asks for the end of the task. The end itself is seen by [`Self::wait`]. An executor that
+    /// does not answer (a task can remove its socket, or stop it) is killed with its task after the
+    /// timeout.
     pub(crate) async fn kill(&self, signal: &str, timeout_ms: u64) -> io::Result<()> {
         let request = Request::Kill { signal: signal.to_owned(), timeout_ms };
         let deadline = later(Duration::from_millis(timeout_ms));
@@ -290,7 +299,8 @@ impl Executor {
     }
 
     async fn connect(&self) -> io::Result<UnixStream> {
-        // The path of a socket is at most 107 bytes long; through the directory's descriptor it always fits.
+        // The path of a socket is at most 107 bytes long; through the directory's descriptor it
+        // always fits.
         let directory = Folder::open(&self.directory)?;
         UnixStream::connect(directory.link(SOCKET_FILE)).await
     }
@@ -305,7 +315,8 @@ impl Executor {
         Ok(serde_json::from_slice(&line)?)
     }
 
-    /// Who it is, as was said, as its file says, or as `/proc` does when the task has removed or spoiled that.
+    /// Who it is, as was said, as its file says, or as `/proc` does when the task has removed or
+    /// spoiled that.
     async fn identity(&self) -> io::Result<Option<ExecutorIdentity>> {
         if let Some(known) = self.known.get() {
             return Ok(Some(*known));
@@ -323,7 +334,8 @@ impl Executor {
         self.known.get().is_some_and(|known| known.is_alive().is_ok_and(|lives| lives))
     }
 
-    /// How it ended, by the file that its executor leaves. While that one lives it is no end: the executor ends a moment after it has written it.
+    /// How it ended, by the file that its executor leaves. While that one lives it is no end: the
+    /// executor ends a moment after it has written it.
     async fn outcome(&self) -> Option<Outcome> {
         let outcome = files::read_json(&self.directory.join(EXIT_FILE)).ok().flatten()?;
         for _ in 0..SETTLE_LOOKS_MAX {
@@ -449,7 +461,8 @@ mod tests {
         );
     }
 
-    /// By what is left of the run: no folder, no claim, a claim alone, an executor that is gone, how the run ended.
+    /// By what is left of the run: no folder, no claim, a claim alone, an executor that is gone,
+    /// how the run ended.
     #[tokio::test]
     async fn a_restarted_agent_tells_what_never_began_from_what_was_lost_and_what_has_ended() {
         let root = tempfile::tempdir().unwrap();

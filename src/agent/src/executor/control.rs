@@ -33,7 +33,8 @@ pub(crate) enum Request {
         /// Its number or name.
         signal: String,
     },
-    /// Sends a signal and, when the task is not gone after the timeout, SIGKILL to all its processes.
+    /// Sends a signal and, when the task is not gone after the timeout, SIGKILL to all its
+    /// processes.
     Kill {
         /// Its number or name.
         signal: String,
@@ -77,7 +78,8 @@ pub(super) async fn serve(commands: mpsc::Sender<Command>) -> io::Result<()> {
     loop {
         let slot = std::sync::Arc::clone(&slots).acquire_owned().await.map_err(io::Error::other)?;
         let Ok((stream, _)) = listener.accept().await else {
-            // For want of memory or descriptors. Who waits to be served would wait until the task has ended if this were the end.
+            // For want of memory or descriptors. Who waits to be served would wait until the task
+            // has ended if this were the end.
             sleep(ACCEPT_PAUSE).await;
             continue;
         };
@@ -90,7 +92,8 @@ pub(super) async fn serve(commands: mpsc::Sender<Command>) -> io::Result<()> {
     }
 }
 
-/// Ends when the client has gone: whoever waits for the end of a task may be killed long before, and would keep a slot until then.
+/// Ends when the client has gone: whoever waits for the end of a task may be killed long before,
+/// and would keep a slot until then.
 async fn hung_up(reader: &mut BufReader<OwnedReadHalf>) {
     if reader.fill_buf().await.is_ok_and(|more| !more.is_empty()) {
         // It asks for more before it has its answer.

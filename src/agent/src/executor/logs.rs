@@ -1,7 +1,8 @@
-//! Rotated log files: `<name>.<n>`, `n` rising, the oldest deleted. A new run of the task goes on where the last one stopped.
-//! Invariant: only the newest file is written, so one that has a later one is complete; who reads relies on that.
-//! A log that cannot be written never stops the task: what does not fit on the disk is dropped. What a task puts in the place of a file
-//! is removed, or passed over.
+//! Rotated log files: `<name>.<n>`, `n` rising, the oldest deleted. A new run of the task goes on
+//! where the last one stopped. Invariant: only the newest file is written, so one that has a later
+//! one is complete; who reads relies on that. A log that cannot be written never stops the task:
+//! what does not fit on the disk is dropped. What a task puts in the place of a file is removed, or
+//! passed over.
 
 use std::{
     fs::File,
@@ -11,7 +12,8 @@ use std::{
 
 use crate::beneath::{Folder, is_spoiled};
 
-/// Highest number of a log file: far above what a task can write, far below the end of the type. A file with a higher one is no log.
+/// Highest number of a log file: far above what a task can write, far below the end of the type. A
+/// file with a higher one is no log.
 const INDEX_MAX: u64 = 1 << 40;
 /// Places that are tried when something that cannot be removed is in the place of a log.
 const PLACES_MAX: u64 = 16;
@@ -95,7 +97,8 @@ pub fn indexes(folder: &Folder, name: &str) -> io::Result<Vec<u64>> {
     Ok(found)
 }
 
-/// Opens the file of this number to append to. What a task has put in its place is removed; after a folder comes the next number.
+/// Opens the file of this number to append to. What a task has put in its place is removed; after a
+/// folder comes the next number.
 fn open_from(folder: &Folder, name: &str, first: u64) -> io::Result<(u64, File)> {
     let mut last = io::Error::other("the log has no more numbers for files");
     for index in first..first.saturating_add(PLACES_MAX).min(INDEX_MAX) {

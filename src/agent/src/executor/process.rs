@@ -1,5 +1,5 @@
-//! What `/proc` says of processes, and signals that cannot hit the wrong one: a process is (pid, start time, boot), and it is
-//! checked through a pidfd before the signal goes out.
+//! What `/proc` says of processes, and signals that cannot hit the wrong one: a process is (pid,
+//! start time, boot), and it is checked through a pidfd before the signal goes out.
 
 use std::{
     collections::HashSet,
@@ -23,7 +23,8 @@ use crate::{
 
 /// Between two looks for processes that are being killed.
 pub(super) const KILL_PAUSE: Duration = Duration::from_millis(10);
-/// Looks for processes that are being killed: a process in an uninterruptible wait is given up after this many.
+/// Looks for processes that are being killed: a process in an uninterruptible wait is given up
+/// after this many.
 pub(super) const KILL_ROUNDS_MAX: u32 = 500;
 
 /// The beginning of an environment that is looked at, bytes.
@@ -96,7 +97,8 @@ pub(super) fn identity_of(pid: i32) -> io::Result<ExecutorIdentity> {
 }
 
 impl ExecutorIdentity {
-    /// What an executor says of itself in the directory of its run, once it has. A file that makes no sense says nothing.
+    /// What an executor says of itself in the directory of its run, once it has. A file that makes
+    /// no sense says nothing.
     pub fn read(directory: &Path) -> io::Result<Option<Self>> {
         match files::read_json(&directory.join(EXECUTOR_FILE)) {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
@@ -113,7 +115,8 @@ impl ExecutorIdentity {
         Ok(found.is_some_and(|found| found.start_ticks == self.start_ticks && found.is_alive()))
     }
 
-    /// Kills what an executor that is gone has left running. While a session has members the kernel gives its number to nobody else.
+    /// Kills what an executor that is gone has left running. While a session has members the kernel
+    /// gives its number to nobody else.
     pub(crate) fn kill_session(&self) -> io::Result<usize> {
         if self.is_alive()?
             || read_boot_id()? != self.boot_id
@@ -128,7 +131,8 @@ impl ExecutorIdentity {
     }
 }
 
-/// What the environment of a task's processes says, unless they have changed it: the task's own folder.
+/// What the environment of a task's processes says, unless they have changed it: the task's own
+/// folder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Marker(Vec<u8>);
 
@@ -146,7 +150,8 @@ impl Marker {
         Self([variable, folder.as_os_str().as_bytes()].concat())
     }
 
-    /// Kills whatever of the task still runs, in whatever session: for a task whose executor is gone, which could have told.
+    /// Kills whatever of the task still runs, in whatever session: for a task whose executor is
+    /// gone, which could have told.
     pub(crate) fn kill(&self) -> io::Result<usize> {
         let marked: Vec<_> =
             all()?.into_iter().filter(|p| p.is_alive() && self.is_on(p.pid)).collect();
@@ -167,8 +172,8 @@ pub(super) fn read_some(path: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Kills the executors, and all that they run, whose files are below an allocation's directory of runs. For allocations whose state is
-/// lost: nobody would ever end them.
+/// Kills the executors, and all that they run, whose files are below an allocation's directory of
+/// runs. For allocations whose state is lost: nobody would ever end them.
 pub fn kill_leftovers(run_directory: &Path) -> io::Result<usize> {
     let mut killed = 0_usize;
     for task in list(run_directory)? {
@@ -179,7 +184,8 @@ pub fn kill_leftovers(run_directory: &Path) -> io::Result<usize> {
     Ok(killed)
 }
 
-/// Kills the executor whose files are in a directory, and all that it runs, also what is forked meanwhile. Blocks for 5 s at most.
+/// Kills the executor whose files are in a directory, and all that it runs, also what is forked
+/// meanwhile. Blocks for 5 s at most.
 pub(crate) fn kill_run(directory: &Path) -> io::Result<usize> {
     let mut killed = 0;
     for _ in 0..KILL_ROUNDS_MAX {
@@ -203,7 +209,8 @@ impl ExecutorIdentity {
         if self.is_alive()? { kill_all(&descendants(self.pid)?, signal) } else { Ok(()) }
     }
 
-    /// Kills the executor, and all that it runs, also what is forked meanwhile. Blocks for 5 s at most.
+    /// Kills the executor, and all that it runs, also what is forked meanwhile. Blocks for 5 s at
+    /// most.
     pub(crate) fn kill_run(&self) -> io::Result<()> {
         for _ in 0..KILL_ROUNDS_MAX {
             if self.kill_once()? == 0 {
@@ -265,7 +272,8 @@ pub(crate) fn descendants(root: i32) -> io::Result<Vec<ProcessStat>> {
         .collect())
 }
 
-/// Sends a signal to each of them, whether or not it could be sent to the others; says the first error.
+/// Sends a signal to each of them, whether or not it could be sent to the others; says the first
+/// error.
 pub fn kill_all(processes: &[ProcessStat], signal: Signal) -> io::Result<()> {
     let mut sent = Ok(());
     for process in processes {

@@ -1,4 +1,5 @@
-//! The executor's loop: starts the task, copies its output, obeys the socket, reaps every descendant, and writes the end down.
+//! The executor's loop: starts the task, copies its output, obeys the socket, reaps every
+//! descendant, and writes the end down.
 
 use std::{
     io, mem,
@@ -35,7 +36,8 @@ use crate::{
     time::{later, wall_ms},
 };
 
-/// How long output is read after the last process is gone; something outside the task may hold the pipe.
+/// How long output is read after the last process is gone; something outside the task may hold the
+/// pipe.
 const DRAIN: Duration = Duration::from_secs(2);
 /// Until SIGKILL is sent again.
 const FORCE_PAUSE: Duration = Duration::from_secs(1);
@@ -169,7 +171,8 @@ impl Supervisor {
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// Until the task has ended: one with another user's rights may not get it, say, and what is forked meanwhile is not among those seen.
+    /// Until the task has ended: one with another user's rights may not get it, say, and what is
+    /// forked meanwhile is not among those seen.
     fn force(&mut self) {
         let is_first = !mem::replace(&mut self.force_killed, true);
         // Its number is nobody else's before it is reaped.
@@ -197,7 +200,8 @@ impl Supervisor {
     }
 }
 
-/// Whatever the task has left behind, daemons included, ends with it. What cannot be killed is given up, and noted.
+/// Whatever the task has left behind, daemons included, ends with it. What cannot be killed is
+/// given up, and noted.
 async fn kill_descendants() {
     let mut last = Ok(true);
     for _ in 0..KILL_ROUNDS_MAX {
@@ -221,7 +225,8 @@ fn kill_family() -> io::Result<bool> {
     Ok(!family.is_empty())
 }
 
-/// Writes the end down and tells it to all who ask. A full disk is waited for, up to a minute, for an agent that comes later: the one that waits is told at once.
+/// Writes the end down and tells it to all who ask. A full disk is waited for, up to a minute, for
+/// an agent that comes later: the one that waits is told at once.
 async fn end(
     outcome: &Outcome,
     waiters: Vec<oneshot::Sender<Response>>,
@@ -281,7 +286,8 @@ fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
         let (files_max, bytes_max) = (spec.log_files_max, spec.log_file_bytes_max);
         let log = match RotatingLog::open(&spec.logs_directory, &name, files_max, bytes_max) {
             Ok(log) => log,
-            // An earlier run has removed or replaced the folder: it has no log then, and the node is not to blame.
+            // An earlier run has removed or replaced the folder: it has no log then, and the node
+            // is not to blame.
             Err(error) if is_spoiled(&error) => {
                 super::complain(&error);
                 return Ok(Stdio::null());
@@ -314,7 +320,8 @@ fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
         command.uid(uid).gid(gid);
     }
     let child = command.spawn().map_err(|error| {
-        // Anything but a shortage is about the command that the job names. A user may have limits of its own.
+        // Anything but a shortage is about the command that the job names. A user may have limits
+        // of its own.
         let busy = matches!(Fault::of(&error), Fault::Shortage | Fault::Passing);
         let fault = match (busy, spec.user.is_empty()) {
             (true, true) => Fault::Shortage,

@@ -1,6 +1,7 @@
-//! What lives of allocations, as `/proc` shows it. An executor has the directory of its run in its command line, a task the folder of its
-//! allocation in its environment. No task can change that of another process, whatever it does to files: also an agent that finds nothing
-//! in its folder any more finds what it has started.
+//! What lives of allocations, as `/proc` shows it. An executor has the directory of its run in its
+//! command line, a task the folder of its allocation in its environment. No task can change that of
+//! another process, whatever it does to files: also an agent that finds nothing in its folder any
+//! more finds what it has started.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +22,8 @@ use super::{
 };
 use crate::state::{AllocationDirectory, read_boot_id};
 
-/// Of each allocation of which something lives: the newest attempts of its tasks that have an executor.
+/// Of each allocation of which something lives: the newest attempts of its tasks that have an
+/// executor.
 pub(crate) type Survivors = BTreeMap<AllocationId, BTreeMap<String, u32>>;
 
 /// What lives of the allocations whose folders are below these.
@@ -40,7 +42,8 @@ pub(crate) fn survivors(allocations: &Path, runs: &Path) -> io::Result<Survivors
     Ok(found)
 }
 
-/// The executor of a run: as its file says if that one lives, or whichever lives, or the one that the file says is gone.
+/// The executor of a run: as its file says if that one lives, or whichever lives, or the one that
+/// the file says is gone.
 pub(crate) fn find_executor(run: &Path) -> io::Result<Option<ExecutorIdentity>> {
     let read = ExecutorIdentity::read(run);
     if let Ok(Some(read)) = read
@@ -124,7 +127,8 @@ mod tests {
     use super::*;
     use crate::state::StateDirectory;
 
-    /// Waits until a process that was just started has its command line: it has its parent's before.
+    /// Waits until a process that was just started has its command line: it has its parent's
+    /// before.
     fn started(mut command: Command) -> Child {
         let child = command.spawn().unwrap();
         let line = format!("/proc/{}/cmdline", child.id());

@@ -1,4 +1,5 @@
-//! Allocations of one node over starts, stops, crashes and restarts of their agent, with runs that are made up.
+//! Allocations of one node over starts, stops, crashes and restarts of their agent, with runs that
+//! are made up.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -17,7 +18,8 @@ use crate::{
 
 const RESTARTED: Origin = Origin::Stored { suspended: false, booted: false };
 
-/// The shell of an allocation that the last agent ran with this driver, on a node that offers none any more.
+/// The shell of an allocation that the last agent ran with this driver, on a node that offers none
+/// any more.
 fn left_behind(driver: &str) -> (Shell, tempfile::TempDir) {
     let mut message = testing::message([7; 16], "job", &["a"]);
     message.tasks[0].driver = driver.to_owned();

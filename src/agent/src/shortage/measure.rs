@@ -1,5 +1,6 @@
-//! One look at the machine: how much of each resource is left for this process, and how little is too little. What cannot be read is
-//! left out, unless it cannot be read for want of the same resource.
+//! One look at the machine: how much of each resource is left for this process, and how little is
+//! too little. What cannot be read is left out, unless it cannot be read for want of the same
+//! resource.
 
 use std::{fs, io, path::Path, sync::RwLock, thread};
 
@@ -17,7 +18,8 @@ const THREADS_ENOUGH: u64 = 12;
 const STACK_BYTES: usize = 64 << 10;
 const MEMORY_LEAST: u64 = 64 << 20;
 const MEMORY_ENOUGH: u64 = 96 << 20;
-/// More than the least that a disk has to have free again, bytes, unless a quarter of the least is less.
+/// More than the least that a disk has to have free again, bytes, unless a quarter of the least is
+/// less.
 const DISK_MARGIN: u64 = 64 << 20;
 /// Files that can still be made on the disk.
 const INODES_LEAST: u64 = 500;
@@ -113,7 +115,8 @@ fn files() -> Option<Found> {
     Some(Found { kind: Kind::Files, free, least, enough: least.saturating_add(least / 2) })
 }
 
-/// Tries to start so many: what limits them (user, unit, container, kernel, memory) is not asked for.
+/// Tries to start so many: what limits them (user, unit, container, kernel, memory) is not asked
+/// for.
 fn threads(is_short: bool) -> Found {
     let wanted = if is_short { THREADS_ENOUGH } else { THREADS_LEAST };
     let gate = RwLock::new(());
@@ -151,7 +154,8 @@ fn below_own_limit() -> Option<u64> {
     Some(limit.saturating_sub(used))
 }
 
-/// Of the control group that this process is in: what can be dropped at once is not counted as used.
+/// Of the control group that this process is in: what can be dropped at once is not counted as
+/// used.
 fn below_limit_of_group() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;

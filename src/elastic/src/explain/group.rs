@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use fsm::{
     CapacityGroup, CapacitySource, CapacityTarget, Instance, State,
-    capacity::{Asked, Dimension, MemberPhase, Prediction},
+    capacity::{Asked, GroupDimension, MemberPhase, Prediction},
     pool::InstancePool,
 };
 
@@ -288,10 +288,12 @@ fn counted_number(number: u32, noun: &str) -> String {
 
 fn amount(group: &CapacityGroup, amount: u64) -> String {
     match group.dimension {
-        Dimension::MemoryMb | Dimension::CpuMhz => {
+        GroupDimension::MemoryMb | GroupDimension::CpuMhz => {
             format!("{amount}{}", group.dimension.suffix())
         }
-        Dimension::Instances => counted(usize::try_from(amount).unwrap_or(usize::MAX), "machine"),
+        GroupDimension::Instances => {
+            counted(usize::try_from(amount).unwrap_or(usize::MAX), "machine")
+        }
     }
 }
 

@@ -62,7 +62,8 @@ pub(super) struct ProviderWatch {
 }
 
 impl ProviderWatch {
-    /// When its next list is due; none: it is being listed, or no pool has it and none ever used it.
+    /// When its next list is due; none: it is being listed, or no pool has it and none ever used
+    /// it.
     fn list_at(&self) -> Option<u64> {
         let is_listed = self.is_used || !self.pools.is_empty();
         (is_listed && self.listing.is_none()).then_some(self.next_list_at)

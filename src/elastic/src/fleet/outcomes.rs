@@ -1,8 +1,8 @@
 //! What answers of providers mean, and the outcomes of creates that the state does not have yet.
 //!
-//! The outcome of a create is kept and proposed again until the state has it; the create is not sent
-//! again meanwhile. It stands in the way of nothing else: an instance that is shut down before the
-//! outcome is committed is destroyed as soon as its machine is known.
+//! The outcome of a create is kept and proposed again until the state has it; the create is not
+//! sent again meanwhile. It stands in the way of nothing else: an instance that is shut down before
+//! the outcome is committed is destroyed as soon as its machine is known.
 
 use std::sync::Arc;
 

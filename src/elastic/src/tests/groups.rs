@@ -334,8 +334,8 @@ fn a_member_that_does_not_appear_by_its_deadline_is_asked_for_again() {
     assert_eq!((world.phases(), world.made), ([2, 0, 0], 3));
 }
 
-/// FN-15 (a machine of 8,192 appears where 4,096 was assumed: 8,192 count, and nothing more is asked
-/// for).
+/// FN-15 (a machine of 8,192 appears where 4,096 was assumed: 8,192 count, and nothing more is
+/// asked for).
 #[test]
 fn a_member_counts_with_what_it_really_has() {
     let mut world = World::group(|web| web.cooldown_down_ms = 0);
@@ -642,8 +642,8 @@ fn who_was_away_has_a_place_of_its_own_again() {
     assert_eq!(world.row(all[0]).place(), Some(2));
 }
 
-/// What goes silent with many others serves still, as far as anybody knows: also one whose place was
-/// filled before the others went.
+/// What goes silent with many others serves still, as far as anybody knows: also one whose place
+/// was filled before the others went.
 #[test]
 fn in_a_mass_loss_every_member_has_a_place() {
     let mut world = World::group(|_| {});
@@ -668,7 +668,8 @@ fn in_a_mass_loss_every_member_has_a_place() {
     assert_eq!(places, [Some(0), Some(1), Some(2)]);
 }
 
-/// A group that was taken out of its pool is declared again: no source has spoken of it, and a member that a person takes back is one too many.
+/// A group that was taken out of its pool is declared again: no source has spoken of it, and a
+/// member that a person takes back is one too many.
 #[test]
 fn a_group_that_is_declared_again_shrinks_to_what_is_wanted() {
     let mut world = World::group(|_| {});

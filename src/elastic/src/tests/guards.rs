@@ -136,8 +136,8 @@ fn a_machine_whose_tags_come_one_after_the_other_is_kept() {
     assert_eq!(world.running("web"), 1);
 }
 
-/// A machine that never gets its tags is that of the instance whose agent is heard. Another one that
-/// was not made does not wait for it.
+/// A machine that never gets its tags is that of the instance whose agent is heard. Another one
+/// that was not made does not wait for it.
 #[test]
 fn a_machine_without_tags_holds_up_nothing_once_its_agent_is_heard() {
     let mut world = World::new(9);

@@ -125,7 +125,8 @@ fn at_rest_the_row_stays() {
     assert_eq!(world.provider_state(), Some(row));
 }
 
-/// A provider that the state does not know is not spoken of: every entry would be refused, for ever.
+/// A provider that the state does not know is not spoken of: every entry would be refused, for
+/// ever.
 #[test]
 fn nothing_is_noted_of_a_provider_without_pools() {
     let mut world = World::new(9);

@@ -14,7 +14,8 @@ use crate::{
     table::Row,
 };
 
-/// Why an instance of a batch or sysbatch job ended: what is shown of it, and nothing is decided by.
+/// Why an instance of a batch or sysbatch job ended: what is shown of it, and nothing is decided
+/// by.
 pub const ENDED_BY_REQUEST: &str =
     "alloc was stopped by a drain or a user, and is not run again by itself";
 

@@ -75,7 +75,8 @@ fn an_end_nobody_asked_for_is_evaluated() {
     assert_eq!(driver.report(id, ClientStatus::Complete), [], "it was asked for");
 }
 
-/// A deployment takes a system job's nodes step by step: one whose instance ends while it waits for its step gets the new version.
+/// A deployment takes a system job's nodes step by step: one whose instance ends while it waits for
+/// its step gets the new version.
 #[test]
 fn an_older_instance_of_a_system_job_that_ends_is_evaluated() {
     let (mut driver, id) = running(JobKind::System);
@@ -191,7 +192,8 @@ fn what_fails_before_its_stop_has_ended_by_request() {
     assert!(row.transition.reschedule && !row.is_ended_by_request(), "it may be run again");
 }
 
-/// A stop with a replacement runs an instance again that has failed and has no attempts left; of one that has ended otherwise it says so.
+/// A stop with a replacement runs an instance again that has failed and has no attempts left; of
+/// one that has ended otherwise it says so.
 #[test]
 fn a_failed_instance_is_run_again_when_that_is_asked_for() {
     let (mut driver, id) = running(JobKind::Batch);

@@ -107,7 +107,8 @@ impl Turn<'_> {
         // A short task may have ended before its start was reported.
         let started = old.client == ClientStatus::Pending
             && matches!(row.client, ClientStatus::Running | ClientStatus::Complete);
-        // A person said that it is healthy before its agent said that it runs: the next step waited for both.
+        // A person said that it is healthy before its agent said that it runs: the next step waited
+        // for both.
         let is_awaited =
             started && row.client == ClientStatus::Running && self.is_healthy_member(&old);
         let affinity_key = started.then(|| self.affinity_key(&row)).flatten();
@@ -150,8 +151,9 @@ impl Turn<'_> {
         })
     }
 
-    /// Whether the current version of a system job takes the place of one that has ended. The pass that left an older one for a later step cannot have
-    /// seen its end. While the group is held, its own version would take the place again, as often as it fails.
+    /// Whether the current version of a system job takes the place of one that has ended. The pass
+    /// that left an older one for a later step cannot have seen its end. While the group is held,
+    /// its own version would take the place again, as often as it fails.
     fn makes_way(&self, row: &Allocation) -> bool {
         let Some(job) = self.state.jobs.get(&row.job) else { return false };
         if (job.create_index, job.version) == (row.job_create_index, row.job_version) {

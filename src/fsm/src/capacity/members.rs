@@ -185,8 +185,9 @@ impl Turn<'_> {
         Ok(Arc::clone(group))
     }
 
-    /// A member that begins to serve has a place from then on: the lowest that nobody has who serves
-    /// or may come to it again. That of one that is away or ends is filled before a new one is opened.
+    /// A member that begins to serve has a place from then on: the lowest that nobody has who
+    /// serves or may come to it again. That of one that is away or ends is filled before a new one
+    /// is opened.
     pub(crate) fn take_place(&mut self, id: InstanceId) {
         let Ok(mut row) = self.instance(id) else { return };
         let Some(member) = row.member.as_mut().filter(|member| member.place.is_none()) else {

@@ -14,7 +14,7 @@ use crate::{
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
 )]
-pub enum Dimension {
+pub enum GroupDimension {
     /// MiB of memory.
     #[default]
     MemoryMb,
@@ -23,7 +23,7 @@ pub enum Dimension {
     Instances,
 }
 
-impl Dimension {
+impl GroupDimension {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::MemoryMb, Self::CpuMhz, Self::Instances];
 
@@ -99,7 +99,7 @@ impl BusyRule {
 pub struct CapacityGroup {
     /// Unique over all pools.
     pub name: Text,
-    pub dimension: Dimension,
+    pub dimension: GroupDimension,
     /// What one member is expected to give; also how much too much is no reason to shrink.
     pub unit: u64,
     /// Members that are kept without a requirement.
@@ -133,8 +133,8 @@ pub struct Member {
     pub group: Text,
     /// None: it serves, or will.
     pub drain: Option<MemberDrain>,
-    /// Its place among those that serve, from 0; none: it has not served yet, or another one has its
-    /// place since it was away. Invariant: no two members that may serve have the same.
+    /// Its place among those that serve, from 0; none: it has not served yet, or another one has
+    /// its place since it was away. Invariant: no two members that may serve have the same.
     pub place: Option<u32>,
 }
 

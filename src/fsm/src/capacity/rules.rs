@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    BusyRule, CapacityGroup, CapacitySource, CapacityTarget, Dimension, MemberDrain, Prediction,
+    BusyRule, CapacityGroup, CapacitySource, CapacityTarget, GroupDimension, MemberDrain,
+    Prediction,
 };
 use crate::{
     id::{Text, TimeMs},
@@ -28,7 +29,7 @@ impl CapacityGroup {
         if !(1..=most).contains(&self.unit) {
             return wrong(format!("unit must be from 1 to {most}"));
         }
-        if self.dimension == Dimension::Instances && self.unit != 1 {
+        if self.dimension == GroupDimension::Instances && self.unit != 1 {
             return wrong("unit must be 1 where the dimension is instances".into());
         }
         if self.max > limits::INSTANCES_MAX {
@@ -93,9 +94,9 @@ impl CapacityGroup {
     /// What a machine of a type declares to give.
     pub fn declared(&self, kind: &InstanceType) -> u64 {
         match self.dimension {
-            Dimension::MemoryMb => kind.memory_mb,
-            Dimension::CpuMhz => kind.cpu,
-            Dimension::Instances => 1,
+            GroupDimension::MemoryMb => kind.memory_mb,
+            GroupDimension::CpuMhz => kind.cpu,
+            GroupDimension::Instances => 1,
         }
     }
 
@@ -109,9 +110,9 @@ impl CapacityGroup {
     pub fn given(&self, node: &Node) -> u64 {
         let available = node.description.resources.available();
         match self.dimension {
-            Dimension::MemoryMb => available.memory_mb,
-            Dimension::CpuMhz => available.cpu_mhz,
-            Dimension::Instances => 1,
+            GroupDimension::MemoryMb => available.memory_mb,
+            GroupDimension::CpuMhz => available.cpu_mhz,
+            GroupDimension::Instances => 1,
         }
     }
 }

@@ -627,7 +627,7 @@ fn a_declaration_that_cannot_be_is_refused_in_the_words_of_its_file() {
     let cases: [(&str, Change); 14] = [
         ("unit must be from 1 to 1099511627776", |group| group.unit = 0),
         ("unit must be 1 where the dimension is instances", |group| {
-            group.dimension = Dimension::Instances;
+            group.dimension = GroupDimension::Instances;
         }),
         ("max is 10001, at most 10000", |group| group.max = 10_001),
         ("min (4) is above max (3)", |group| group.min = 4),
@@ -703,7 +703,8 @@ fn members_count_while_a_mass_loss_lasts() {
     assert_eq!(amounts[&a], UNIT);
 }
 
-/// The place of a suspended member is filled. If its node is part of a mass loss it counts again when the suspension ends, or when it is eligible after that.
+/// The place of a suspended member is filled. If its node is part of a mass loss it counts again
+/// when the suspension ends, or when it is eligible after that.
 #[test]
 fn a_member_that_a_mass_loss_brings_back_has_a_place_of_its_own() {
     for is_ineligible in [false, true] {

@@ -107,7 +107,8 @@ impl Turn<'_> {
         let fails = is.unhealthy
             && !was.unhealthy
             && (group.progress_deadline_ms == 0 || !self.state.may_reschedule(row));
-        // Canaries change nothing until they are promoted; those of system jobs take the place of others, and come in steps.
+        // Canaries change nothing until they are promoted; those of system jobs take the place of
+        // others, and come in steps.
         let steps = is.healthy && !was.healthy && (!group.is_canarying() || row.per_node);
         let canary = (old.is_none() && row.canary_of == Some(id)).then_some(row.id);
         let touched = self.deployments.entry(id).or_default();

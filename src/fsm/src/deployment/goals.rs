@@ -11,8 +11,8 @@ use crate::{
 };
 
 impl DeploymentGroup {
-    /// So many nodes are there for it at `at`, and `others` of them have an instance that is no canary.
-    /// Returns whether it has more canaries to get.
+    /// So many nodes are there for it at `at`, and `others` of them have an instance that is no
+    /// canary. Returns whether it has more canaries to get.
     fn set_total(&mut self, total: u32, others: u32, at: TimeMs) -> bool {
         // What was on nodes that are gone is not to be reached again.
         if total < self.goal.total {
@@ -44,8 +44,8 @@ impl Turn<'_> {
         self.put_deployment(row);
     }
 
-    /// Live instances of a deployment that are no canaries, by group; also those that the plan updates in
-    /// place.
+    /// Live instances of a deployment that are no canaries, by group; also those that the plan
+    /// updates in place.
     fn beside_canaries(&self, id: DeploymentId, plan: &Plan) -> BTreeMap<Text, u32> {
         let owns = |row: &Allocation| row.deployment.filter(|own| own.id == id);
         let members = self.state.allocations_of_job(&plan.job);

@@ -28,8 +28,8 @@ impl State {
         late.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Whether a machine of the job's pool that was asked for before `due` may still come at `at`, or
-    /// has come just now. One that does not come is given up by its own deadline, so this ends.
+    /// Whether a machine of the job's pool that was asked for before `due` may still come at `at`,
+    /// or has come just now. One that does not come is given up by its own deadline, so this ends.
     fn is_room_coming(&self, job: &JobKey, due: TimeMs, at: TimeMs) -> bool {
         let spec = self.jobs.get(job).and_then(|job| self.current_spec(job));
         let Some(pool) = spec.map(|spec| &spec.node_pool) else { return false };

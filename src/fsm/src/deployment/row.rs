@@ -59,15 +59,15 @@ impl DeploymentStatus {
 /// What a deployment is to reach in one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct DeploymentGoal {
-    /// Canaries before anything of an older version is replaced; 0: none. Of a system job no more than
-    /// nodes are there for them.
+    /// Canaries before anything of an older version is replaced; 0: none. Of a system job no more
+    /// than nodes are there for them.
     pub canaries: u32,
     /// Healthy instances in the end.
     pub total: u32,
 }
 
-/// The deployment that a plan begins, of the version of its job; with the id of one that goes on, what that one is to reach from now on: nodes of a
-/// system job come and go.
+/// The deployment that a plan begins, of the version of its job; with the id of one that goes on,
+/// what that one is to reach from now on: nodes of a system job come and go.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NewDeployment {
     pub id: DeploymentId,
@@ -101,8 +101,9 @@ pub struct DeploymentGroup {
     pub healthy_max: u32,
     /// Instances wait for room: the deadline holds on while machines for them are on their way.
     pub waits_for_room: bool,
-    /// Since when nothing is missing: it is complete or has no nodes, or all canaries are healthy and
-    /// wait for their promotion. That is no lack of progress either, and the deadline moves by it when one is lost.
+    /// Since when nothing is missing: it is complete or has no nodes, or all canaries are healthy
+    /// and wait for their promotion. That is no lack of progress either, and the deadline moves by
+    /// it when one is lost.
     pub waits_since: Option<TimeMs>,
 }
 
@@ -125,7 +126,8 @@ impl DeploymentGroup {
         self.goal.canaries > 0 && !self.promoted
     }
 
-    /// Whether there are canaries to promote. Where there are no nodes for any, nobody waits for them.
+    /// Whether there are canaries to promote. Where there are no nodes for any, nobody waits for
+    /// them.
     pub fn is_to_promote(&self) -> bool {
         self.is_canarying() && self.goal.total > 0
     }
@@ -194,8 +196,9 @@ pub struct Deployment {
     pub description: Text,
     /// By name.
     pub groups: BTreeMap<Text, DeploymentGroup>,
-    /// By group, the canaries that were placed, in that order, those that ended or are forgotten included. Beside the groups: few have canaries, and
-    /// all are copied with each change of an instance.
+    /// By group, the canaries that were placed, in that order, those that ended or are forgotten
+    /// included. Beside the groups: few have canaries, and all are copied with each change of an
+    /// instance.
     ///
     /// Invariant: at most [`crate::limits::PLACED_CANARIES_KEPT_MAX`] of a group.
     pub placed_canaries: BTreeMap<Text, Vec<AllocationId>>,
@@ -245,7 +248,8 @@ impl Deployment {
         groups.clone().all(DeploymentGroup::is_complete) && groups.any(|group| group.goal.total > 0)
     }
 
-    /// Whether nothing new of the group is placed: it has failed or is paused, or canaries are to be promoted first.
+    /// Whether nothing new of the group is placed: it has failed or is paused, or canaries are to
+    /// be promoted first.
     pub fn holds_back(&self, group: &str) -> bool {
         match self.status {
             DeploymentStatus::Failed | DeploymentStatus::Paused => true,
@@ -256,8 +260,9 @@ impl Deployment {
         }
     }
 
-    /// When it fails unless it makes progress, or waits for machines ([`State::late_groups`]). None: it
-    /// is paused or over, or waits for a person to promote canaries that are healthy, or has no deadline.
+    /// When it fails unless it makes progress, or waits for machines ([`State::late_groups`]).
+    /// None: it is paused or over, or waits for a person to promote canaries that are healthy, or
+    /// has no deadline.
     ///
     /// [`State::late_groups`]: crate::State::late_groups
     pub fn progress_deadline(&self) -> Option<TimeMs> {

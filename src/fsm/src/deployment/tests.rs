@@ -303,8 +303,8 @@ fn an_instance_that_is_to_end_is_not_unhealthy() {
     assert_eq!(own.is_healthy(), Some(true));
 }
 
-/// An agent that is told to stop what it has not started, or what is not healthy yet, says that it is
-/// not healthy. What was unhealthy before it was stopped stays so.
+/// An agent that is told to stop what it has not started, or what is not healthy yet, says that it
+/// is not healthy. What was unhealthy before it was stopped stays so.
 #[test]
 fn what_is_said_of_one_that_is_to_end_counts_for_nothing() {
     type End = fn(&mut Rollout, AllocationId);
@@ -355,8 +355,8 @@ fn the_next_step_follows_from_health_while_older_versions_run() {
     assert_eq!(rollout.status(id).0, DeploymentStatus::Running);
 }
 
-/// Instances of the older version that have failed for good hold their places: they are replaced step
-/// by step like those that run.
+/// Instances of the older version that have failed for good hold their places: they are replaced
+/// step by step like those that run.
 #[test]
 fn a_rollout_goes_on_over_instances_that_have_failed() {
     let mut rollout = Rollout::default();
@@ -758,9 +758,9 @@ fn a_deployment_that_finds_no_room_fails_at_its_deadline() {
     }
 }
 
-/// A machine that was asked for in time keeps the deployment from failing until its own deadline, and
-/// for a moment after it came. One of another pool, one that was asked for too late and one that goes
-/// do not.
+/// A machine that was asked for in time keeps the deployment from failing until its own deadline,
+/// and for a moment after it came. One of another pool, one that was asked for too late and one
+/// that goes do not.
 #[test]
 fn a_deployment_waits_for_a_machine_that_comes() {
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -846,7 +846,8 @@ fn a_version_waits_for_room_as_the_one_before_did() {
     }
 }
 
-/// What stands in for what a deployment holds back depends on the stable versions: who marks one has the job looked at.
+/// What stands in for what a deployment holds back depends on the stable versions: who marks one
+/// has the job looked at.
 #[test]
 fn a_mark_is_evaluated_while_a_deployment_holds_something_back() {
     let mut rollout = Rollout::default();
@@ -1037,8 +1038,8 @@ fn a_rollout_ends_the_same_with_changes_of_leaders() {
     });
 }
 
-/// Whoever follows an evaluation follows the deployment that it belongs to: also of a version that is
-/// registered again after it has failed or succeeded, and of a job that is stopped or purged.
+/// Whoever follows an evaluation follows the deployment that it belongs to: also of a version that
+/// is registered again after it has failed or succeeded, and of a job that is stopped or purged.
 #[test]
 fn an_evaluation_names_the_deployment_that_it_belongs_to() {
     let complete = |rollout: &mut Rollout, evaluation| {

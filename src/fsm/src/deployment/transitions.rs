@@ -1,4 +1,5 @@
-//! Deployments: creation by a plan, what follows from health, and what people and deadlines ask for.
+//! Deployments: creation by a plan, what follows from health, and what people and deadlines ask
+//! for.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -48,9 +49,9 @@ impl State {
             .max_by_key(|row| (row.create_index, row.id))
     }
 
-    /// The deployment that an evaluation of a job belongs to: the newest of the job's version, or the
-    /// newest that there was when the job is stopped or gone. It may be over: a version that has failed
-    /// has failed for whoever registers it again.
+    /// The deployment that an evaluation of a job belongs to: the newest of the job's version, or
+    /// the newest that there was when the job is stopped or gone. It may be over: a version that
+    /// has failed has failed for whoever registers it again.
     pub fn deployment_to_follow(&self, key: &JobKey) -> Option<DeploymentId> {
         match self.jobs.get(key).filter(|job| !job.stop) {
             Some(job) => self.current_deployment(job).map(|row| row.id),
@@ -104,7 +105,8 @@ impl Turn<'_> {
         true
     }
 
-    /// Begins the deployment of a plan, unless the job's version has one that failed, or one that goes on: that one may get other totals.
+    /// Begins the deployment of a plan, unless the job's version has one that failed, or one that
+    /// goes on: that one may get other totals.
     pub(crate) fn create_deployment(&mut self, plan: &Plan, job: &Job, spec: &JobSpec) {
         let Some(NewDeployment { id, goals }) = &plan.deployment else { return };
         let known = self.state.current_deployment(job);
@@ -189,7 +191,8 @@ impl Turn<'_> {
         self.put_deployment(row);
     }
 
-    /// Notes for which groups instances of the current version wait for room. The time without progress counts anew from when none does.
+    /// Notes for which groups instances of the current version wait for room. The time without
+    /// progress counts anew from when none does.
     pub(crate) fn note_room(&mut self, job: &Job, waiting: &BTreeSet<Text>) {
         let row = self.state.current_deployment(job).filter(|row| row.is_active());
         let Some(row) = row else { return };
@@ -254,7 +257,8 @@ impl Turn<'_> {
         self.make_step(id, job, priority);
     }
 
-    /// Has a job looked at whose deployment holds something back: which version stands in for that depends on which are stable.
+    /// Has a job looked at whose deployment holds something back: which version stands in for that
+    /// depends on which are stable.
     pub(crate) fn evaluate_held(&mut self, job: &Job) {
         let row = self.state.current_deployment(job);
         let row = row.filter(|row| row.groups.keys().any(|name| row.holds_back(name)));
@@ -263,7 +267,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Makes the evaluation of a deployment's next step, with the priority of the one that began it.
+    /// Makes the evaluation of a deployment's next step, with the priority of the one that began
+    /// it.
     fn make_step(&mut self, id: EvaluationId, job: &JobKey, priority: u16) -> Option<EvaluationId> {
         let (kind, _, job_modify_index) = self.state.to_evaluate(job)?;
         let mut row = Evaluation::new(id, job.clone(), kind, priority, Trigger::DeploymentWatcher);
@@ -317,8 +322,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Ends a deployment that did not work, and goes back to the last stable version if a group that
-    /// fails asks for it. Returns that version.
+    /// Ends a deployment that did not work, and goes back to the last stable version if a group
+    /// that fails asks for it. Returns that version.
     fn fail(&mut self, row: Deployment, why: &str, failing: &BTreeSet<Text>) -> Option<Index> {
         let mut groups = failing.iter().filter_map(|name| row.groups.get(name));
         let asks = groups.any(|group| group.auto_revert);

@@ -128,7 +128,8 @@ pub struct NodeScore {
     pub total: i32,
 }
 
-/// What a scheduling pass did with one group, in counts (Nomad's `DesiredUpdates`): what is wanted, also when there is no room for it.
+/// What a scheduling pass did with one group, in counts (Nomad's `DesiredUpdates`): what is wanted,
+/// also when there is no room for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct GroupAnnotation {
     /// New instances that replace nothing which runs. A node that a constraint filters is not among
@@ -191,8 +192,8 @@ pub struct Evaluation {
     /// Index of the snapshot on which the evaluation was last processed.
     pub snapshot_index: Index,
     /// The deployment that the evaluation belongs to, whether or not it is over: who follows the
-    /// evaluation follows that one. Set when it is processed ([`State::deployment_to_follow`]), or by the
-    /// deployment that makes it.
+    /// evaluation follows that one. Set when it is processed ([`State::deployment_to_follow`]), or
+    /// by the deployment that makes it.
     ///
     /// [`State::deployment_to_follow`]: crate::State::deployment_to_follow
     pub deployment: Option<DeploymentId>,

@@ -216,8 +216,8 @@ fn a_late_outcome_of_a_purged_job_makes_nothing_wait() {
     assert!(!driver.state.evaluations().contains(&id));
 }
 
-/// A follow-up ends when the allocation that it is for has a successor, or is not wanted any more: it
-/// would hold a job that is over for the rest of its delay. One that is still waited for stays.
+/// A follow-up ends when the allocation that it is for has a successor, or is not wanted any more:
+/// it would hold a job that is over for the rest of its delay. One that is still waited for stays.
 #[test]
 fn a_follow_up_ends_with_what_it_is_for() {
     for ends in [true, false] {

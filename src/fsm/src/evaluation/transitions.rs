@@ -160,16 +160,16 @@ impl Turn<'_> {
         self.put_evaluation(evaluation);
     }
 
-    /// Cancels the evaluations of a job by which it waits, for room or for a later time: it ends, and
-    /// so does what it waits for.
+    /// Cancels the evaluations of a job by which it waits, for room or for a later time: it ends,
+    /// and so does what it waits for.
     pub(crate) fn cancel_waiting(&mut self, key: &JobKey) {
         let at = self.at;
         self.cancel_open(key, "the job was stopped", |_, row| row.waits(at));
     }
 
-    /// Cancels what is moot after an outcome of a job: its follow-ups of allocations that do not wait
-    /// for them any more, and if `complete`, which is to say that all was placed, also what waits for
-    /// room, and for another attempt at an evaluation that could not be processed.
+    /// Cancels what is moot after an outcome of a job: its follow-ups of allocations that do not
+    /// wait for them any more, and if `complete`, which is to say that all was placed, also what
+    /// waits for room, and for another attempt at an evaluation that could not be processed.
     pub(crate) fn cancel_moot(&mut self, of: &Evaluation, complete: bool) {
         let (at, own, seen) = (self.at, of.id, of.snapshot_index);
         if complete {

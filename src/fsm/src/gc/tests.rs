@@ -191,7 +191,8 @@ fn what_was_ended_without_a_replacement_stays_until_the_job_changes() {
     }
 }
 
-/// G3: an instance that a drain or a user ended is not run again, which is known only as long as it is there.
+/// G3: an instance that a drain or a user ended is not run again, which is known only as long as it
+/// is there.
 #[test]
 fn batch_instances_that_were_ended_by_request_stay_with_their_job() {
     for kind in [JobKind::Batch, JobKind::Sysbatch] {

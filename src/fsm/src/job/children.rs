@@ -7,8 +7,8 @@
 //!
 //! `max_running` of the parent bounds how many children are alive. A child beyond it is a row
 //! without evaluation. There is no machine that lets it in: the entry in which a child ends, or the
-//! bound is raised, makes the evaluation of the one that waits longest. So the order is in the rows,
-//! and neither a retry nor another leader can change it.
+//! bound is raised, makes the evaluation of the one that waits longest. So the order is in the
+//! rows, and neither a retry nor another leader can change it.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -47,8 +47,8 @@ pub struct RegisterJob {
     pub preserve_resources: bool,
     /// The new version is a stop: nothing of it runs.
     pub stop: bool,
-    /// The version of the job that this one runs again. A child gets versions in no other way: it is
-    /// made by its parent.
+    /// The version of the job that this one runs again. A child gets versions in no other way: it
+    /// is made by its parent.
     pub reverts_to: Option<u64>,
 }
 

@@ -1,7 +1,7 @@
 //! Launches: starts children of periodic jobs, each for a due time (ADR 0020).
 //!
-//! Invariant: the last due time of a job never goes back, so that none is dealt with twice; and each
-//! one that is dealt with has a child, or is counted in [`super::Launches`], never both.
+//! Invariant: the last due time of a job never goes back, so that none is dealt with twice; and
+//! each one that is dealt with has a child, or is counted in [`super::Launches`], never both.
 
 use super::{ForcePeriodic, Job, Launch, LaunchPeriodic, Launches, NewChild};
 use crate::{
@@ -136,8 +136,8 @@ impl Turn<'_> {
     }
 }
 
-/// A launch is that of a due time which comes after all that were dealt with, and its count of those
-/// that were missed begins at the last of these.
+/// A launch is that of a due time which comes after all that were dealt with, and its count of
+/// those that were missed begins at the last of these.
 fn check_due(launch: &Launch, last_due_s: i64) -> Result<(), Rejection> {
     let Launch { ref job, last_due_s: known_s, due_s, .. } = *launch;
     if due_s <= last_due_s {

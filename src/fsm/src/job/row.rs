@@ -242,7 +242,8 @@ pub struct TaskResources {
     pub cpu_mhz: u64,
     /// MiB reserved.
     pub memory_mb: u64,
-    /// MiB allowed at most when oversubscription is on; 0: the same as reserved; [`Self::UNLIMITED`].
+    /// MiB allowed at most when oversubscription is on; 0: the same as reserved;
+    /// [`Self::UNLIMITED`].
     pub memory_mb_max: u64,
 }
 
@@ -250,7 +251,8 @@ impl TaskResources {
     /// As `memory_mb_max`: all that there is.
     pub const UNLIMITED: u64 = u64::MAX;
 
-    /// `memory_mb_max` as it counts: where nothing may be used beyond what is reserved, nobody has asked for it.
+    /// `memory_mb_max` as it counts: where nothing may be used beyond what is reserved, nobody has
+    /// asked for it.
     pub fn memory_mb_max_given(&self, oversubscription: bool) -> u64 {
         if oversubscription { self.memory_mb_max } else { 0 }
     }
@@ -445,8 +447,8 @@ pub struct JobSpec {
     pub meta: BTreeMap<Text, Text>,
     /// The update strategy of the job itself: shown only, the groups have theirs.
     pub update: JobUpdate,
-    /// Set for jobs that start when they are dispatched: they get no evaluation, their children do. Those
-    /// keep it: it says what they may have been given ([`Self::is_dispatchable`]).
+    /// Set for jobs that start when they are dispatched: they get no evaluation, their children do.
+    /// Those keep it: it says what they may have been given ([`Self::is_dispatchable`]).
     pub parameterized: Option<Parameterized>,
     /// Set for jobs that the clock starts: they get no evaluation, their children do.
     pub periodic: Option<Periodic>,

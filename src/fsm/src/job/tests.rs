@@ -99,7 +99,8 @@ fn a_stop_without_delay_is_told_to_what_would_wait() {
     }
 }
 
-/// What is to end already, and waits for its delay, is told as well: by a stop of the job and by one of the instance.
+/// What is to end already, and waits for its delay, is told as well: by a stop of the job and by
+/// one of the instance.
 #[test]
 fn a_second_stop_without_delay_reaches_what_waits_for_it() {
     for of_job in [true, false] {
@@ -400,8 +401,8 @@ fn the_newest_six_versions_are_kept_and_those_that_run() {
     });
 }
 
-/// A version that nothing runs any more leaves the history at once; what ended of it still finds its
-/// spec.
+/// A version that nothing runs any more leaves the history at once; what ended of it still finds
+/// its spec.
 #[test]
 fn a_version_leaves_the_history_with_what_runs_it() {
     let mut driver = Driver::default();
@@ -684,8 +685,8 @@ fn the_last_stable_version_is_the_newest_one_that_is_marked() {
     assert_eq!(driver.state.last_stable_version(&job_key("t"), created + 1), None);
 }
 
-/// Whatever number of versions fails after it, there is one to go back to, and no more than one is kept
-/// for that.
+/// Whatever number of versions fails after it, there is one to go back to, and no more than one is
+/// kept for that.
 #[test]
 fn the_newest_stable_version_stays_in_the_history() {
     with_leader_changes(|driver| {
@@ -715,7 +716,8 @@ fn the_newest_stable_version_stays_in_the_history() {
         driver.report(ended, ClientStatus::Complete);
         assert_eq!(versions(driver), [8, 7, 6, 5, 4, 3, 0]);
         assert_eq!(stable(driver), Some((0, true)));
-        // It is kept by its mark alone. What has ended of it keeps its spec, not its place in the history.
+        // It is kept by its mark alone. What has ended of it keeps its spec, not its place in the
+        // history.
         set(driver, 4, true);
         assert_eq!(versions(driver), [8, 7, 6, 5, 4, 3]);
         assert!(driver.state.allocation_spec(driver.allocation(ended)).is_some());
@@ -854,7 +856,8 @@ fn tags_of_a_job_have_a_bound() {
     }
 }
 
-/// Resources of tasks that are there already stay as the job has them; new tasks get what is asked for.
+/// Resources of tasks that are there already stay as the job has them; new tasks get what is asked
+/// for.
 #[test]
 fn a_registration_keeps_resources_when_it_is_asked_to() {
     let mut driver = Driver::default();

@@ -26,8 +26,8 @@ use crate::{
 pub(crate) struct Stored {
     /// It is a stop.
     pub(crate) stop: bool,
-    /// What the server that took the registration of a periodic job knows as log time: its due times
-    /// do not count from before. 0: none.
+    /// What the server that took the registration of a periodic job knows as log time: its due
+    /// times do not count from before. 0: none.
     pub(crate) now_s: i64,
 }
 
@@ -41,9 +41,9 @@ impl Turn<'_> {
     }
 
     /// Nomad's derivation (facts of the state store). A system job or one that has children runs
-    /// until it is stopped. Any other job is running while an allocation is live, pending while an evaluation
-    /// is open or nothing was created for it yet, and dead otherwise. Nothing comes of a stopped job: no
-    /// evaluation makes it pending.
+    /// until it is stopped. Any other job is running while an allocation is live, pending while an
+    /// evaluation is open or nothing was created for it yet, and dead otherwise. Nothing comes of a
+    /// stopped job: no evaluation makes it pending.
     pub(crate) fn derive_job_status(&mut self, key: &JobKey) {
         let Some(job) = self.state.jobs.get(key).cloned() else { return };
         let index = self.state.job_index(key).cloned();
@@ -346,8 +346,8 @@ impl Turn<'_> {
         self.effects.insert(Effect::Job(job.key.clone()));
     }
 
-    /// Marks a stored version as stable, or takes the mark back. Returns whether the version exists.
-    /// The one that was kept for being the newest stable one may leave the history.
+    /// Marks a stored version as stable, or takes the mark back. Returns whether the version
+    /// exists. The one that was kept for being the newest stable one may leave the history.
     pub(crate) fn set_version_stable(
         &mut self,
         job: &JobKey,

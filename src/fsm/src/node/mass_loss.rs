@@ -97,8 +97,8 @@ impl Turn<'_> {
             create_index,
             modify_index: create_index,
         });
-        // Members of capacity groups that are likely there still serve again, and the places of some
-        // may have been filled.
+        // Members of capacity groups that are likely there still serve again, and the places of
+        // some may have been filled.
         for id in lost {
             if let Some(instance) = self.state.nodes.get(&id).and_then(|node| node.instance) {
                 self.take_place(instance.id);

@@ -1,5 +1,6 @@
 //! Nodes. A node's state is six orthogonal parts (liveness, health, shortage, eligibility, drain,
-//! instance), never one enum: an operator's wish survives a flap, a suspension survives an operator's wish.
+//! instance), never one enum: an operator's wish survives a flap, a suspension survives an
+//! operator's wish.
 
 use std::{collections::BTreeMap, sync::Arc};
 

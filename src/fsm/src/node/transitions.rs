@@ -360,8 +360,8 @@ impl Turn<'_> {
             .collect()
     }
 
-    /// Marks what had not ended on a node as lost; answers with the jobs that miss it now. What was to
-    /// end is missed by nobody: an evaluation would bring a job that is over to life.
+    /// Marks what had not ended on a node as lost; answers with the jobs that miss it now. What was
+    /// to end is missed by nobody: an evaluation would bring a job that is over to life.
     fn lose_allocations(&mut self, id: NodeId, why: &str) -> BTreeMap<JobKey, Trigger> {
         let rows: Vec<_> = self.state.open_allocations_of_node(id).cloned().collect();
         let mut jobs = BTreeMap::new();

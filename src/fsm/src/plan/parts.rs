@@ -73,7 +73,8 @@ pub struct Outcome {
     pub description: Text,
     /// Instances not placed, by group.
     pub queued: BTreeMap<Text, u32>,
-    /// Of these the groups in which an instance of the plan's version found no room; in the others only older ones did not.
+    /// Of these the groups in which an instance of the plan's version found no room; in the others
+    /// only older ones did not.
     pub waiting: BTreeSet<Text>,
     /// Groups that could not be placed.
     pub failed_groups: BTreeMap<Text, Metrics>,

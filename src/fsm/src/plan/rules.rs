@@ -78,7 +78,8 @@ pub fn check_plan(state: &State, plan: &Plan) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Whether one placement of `spec` may be taken: node there, in service, where the `current` version of the job may run, and with room; name and id free.
+/// Whether one placement of `spec` may be taken: node there, in service, where the `current`
+/// version of the job may run, and with room; name and id free.
 pub fn check_placement(
     state: &State,
     placement: &Placement,
@@ -91,7 +92,8 @@ pub fn check_placement(
         return Err(DropReason::NameTaken);
     }
     let node = state.nodes.get(&placement.node).ok_or(DropReason::NodeMissing)?;
-    // An agent that starts again may have another pool or datacenter. Older versions go where the current one may.
+    // An agent that starts again may have another pool or datacenter. Older versions go where the
+    // current one may.
     let is_wanted = node.description.matches(&current.node_pool, &current.datacenters);
     if !node.is_schedulable() || !is_wanted {
         return Err(DropReason::NodeUnschedulable);

@@ -136,7 +136,8 @@ pub struct ObserveInstances {
     pub scope: Text,
     /// When the list was asked for: what changed since is not judged by it.
     pub began_at: TimeMs,
-    /// An instance that was seen, or given up on, within this time before `began_at` is not gone, ms.
+    /// An instance that was seen, or given up on, within this time before `began_at` is not gone,
+    /// ms.
     pub grace_ms: u64,
     /// Machines that are new, or not as their rows say.
     pub present: Vec<SeenMachine>,

@@ -2,8 +2,8 @@
 //! it said.
 //!
 //! One row for each provider. The leader proposes it when it differs from what it knows, with a
-//! pause between two proposals, so that a provider that fails with each call writes no more than one
-//! that fails once.
+//! pause between two proposals, so that a provider that fails with each call writes no more than
+//! one that fails once.
 
 use serde::{Deserialize, Serialize};
 

@@ -399,7 +399,8 @@ impl Row for ProviderList {
 }
 
 /// A job that stayed blocked although an idle machine of a type was there: the type does not help
-/// it. It is no demand for these types for a time that doubles, or until the job or the pool changes.
+/// it. It is no demand for these types for a time that doubles, or until the job or the pool
+/// changes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Unhelped {
     pub job: JobKey,

@@ -210,7 +210,8 @@ impl State {
     }
 
     /// Whether a person has taken an instance's node out of service: only an operator ends such an
-    /// instance, whatever its machine seems to be. Whoever drains the instance itself has given it up.
+    /// instance, whatever its machine seems to be. Whoever drains the instance itself has given it
+    /// up.
     pub fn is_set_aside(&self, row: &Instance) -> bool {
         let is_given_up = row.behavior == Behavior::Drain && &*row.behavior_by != BY_POOL;
         let node = row.node.and_then(|node| self.nodes.get(&node));

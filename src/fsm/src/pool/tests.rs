@@ -665,7 +665,8 @@ fn a_machine_without_an_intent_gets_a_row_and_is_destroyed() {
     assert_eq!((&*row.provider_id, row.state), ("i-late", InstanceState::ShuttingDown));
 }
 
-/// The list was asked for before the create was answered, and its machine had lost its tags by then.
+/// The list was asked for before the create was answered, and its machine had lost its tags by
+/// then.
 #[test]
 fn a_machine_of_an_instance_is_no_stray_without_its_tags() {
     let mut driver = with_pool();

@@ -436,8 +436,9 @@ impl Turn<'_> {
         self.put_instance(row);
     }
 
-    /// A machine that nobody wants is destroyed. One that an instance has is not, whatever its tags say: they are
-    /// lost, and the list that shows it so may come after the answer that made it known.
+    /// A machine that nobody wants is destroyed. One that an instance has is not, whatever its tags
+    /// say: they are lost, and the list that shows it so may come after the answer that made it
+    /// known.
     fn put_stray(&mut self, id: InstanceId, provider: &Text, scope: &Text, seen: &SeenMachine) {
         let holder = self.holder(provider, &seen.provider_id);
         if let Ok(mut known) = self.instance(holder.unwrap_or(id)) {

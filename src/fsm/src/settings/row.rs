@@ -16,7 +16,8 @@ use crate::{
 pub struct NodePool {
     pub name: Text,
     pub description: Text,
-    /// How long identities of its nodes are to hold; nodes have none yet, so that it is only kept. 0: the default of Nomad.
+    /// How long identities of its nodes are to hold; nodes have none yet, so that it is only kept.
+    /// 0: the default of Nomad.
     pub identity_ttl_ms: u64,
     pub meta: BTreeMap<Text, Text>,
     pub create_index: Index,

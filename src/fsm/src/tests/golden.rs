@@ -2,8 +2,8 @@
 //! rejection.
 //!
 //! `golden/frames.txt` pins the bytes, and with them the numbers of the variants. A difference
-//! means that existing data directories and logs would not load. `UPDATE=1` writes the file anew, with
-//! another generation in its first line: that is `fsm::GENERATION`, by which they are refused.
+//! means that existing data directories and logs would not load. `UPDATE=1` writes the file anew,
+//! with another generation in its first line: that is `fsm::GENERATION`, by which they are refused.
 
 #![expect(clippy::disallowed_methods, reason = "tests read what is pinned")]
 
@@ -852,7 +852,8 @@ fn frames_are_those_of_the_golden_file() {
     }
 }
 
-/// The numbers of a command are those of its noun and of its row in the noun's table. There is one of each.
+/// The numbers of a command are those of its noun and of its row in the noun's table. There is one
+/// of each.
 #[test]
 fn commands_are_numbered_by_their_places() {
     let sent = commands().into_iter().map(|command| {

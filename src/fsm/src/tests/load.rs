@@ -158,7 +158,8 @@ fn a_loaded_state_is_the_same_and_goes_on_the_same() {
     assert_eq!(driver.state.digest(), loaded.state.digest());
 }
 
-/// A row that is gone is missed by the digest and by the disk, and whoever waits for its table is woken.
+/// A row that is gone is missed by the digest and by the disk, and whoever waits for its table is
+/// woken.
 #[test]
 fn a_row_of_each_table_counts() {
     let state = busy_cluster().state;

@@ -947,8 +947,8 @@ impl Twins {
     }
 }
 
-/// Runs one seed; answers how many commands were taken, how many allocations were made, and how many
-/// times a node registered as an instance.
+/// Runs one seed; answers how many commands were taken, how many allocations were made, and how
+/// many times a node registered as an instance.
 fn run(seed: u64, steps: usize) -> (u64, usize, u64, usize) {
     let _seed = SeedOnPanic(seed);
     let mut dice = Dice::new(seed);

@@ -1,15 +1,17 @@
 //! `ControlledDisk`: real files on a disk that is full, slow or hangs whenever a file says so.
 //!
-//! Owns the disk faults that the harness in `jepsen/` injects into a running server without being root. It exists only in a
-//! build with the feature `faults`, and acts only if [`VARIABLE`] names a control file, which is read again before each
-//! call that changes something. Its words, separated by white space:
+//! Owns the disk faults that the harness in `jepsen/` injects into a running server without being
+//! root. It exists only in a build with the feature `faults`, and acts only if [`VARIABLE`] names a
+//! control file, which is read again before each call that changes something. Its words, separated
+//! by white space:
 //! ```text
 //!  full        no file grows any more, and the medium has no free bytes
 //!  slow MS     a sync takes that many milliseconds longer
 //!  hang        calls that change something wait until the word is gone
 //! ```
-//! A fault that was met is noted in the file of the same name with `.met` appended: a harness must see that a fault took hold.
-//! It must never pretend that something is durable, and never change bytes.
+//! A fault that was met is noted in the file of the same name with `.met` appended: a harness must
+//! see that a fault took hold. It must never pretend that something is durable, and never change
+//! bytes.
 
 use std::ffi::OsString;
 use std::fs;
@@ -92,7 +94,8 @@ impl Faults {
 
 impl Control {
     fn faults(&self) -> Faults {
-        // A missing file is the usual case; one that is just being replaced is read at the next call.
+        // A missing file is the usual case; one that is just being replaced is read at the next
+        // call.
         fs::read_to_string(&self.path)
             .map_or_else(|_| Faults::default(), |text| Faults::parse(&text))
     }

@@ -4,8 +4,9 @@
 //! durable image and a current one (the page cache) with the writes between them; each directory
 //! has durable names and changes not yet synced. A [`FaultDisk::power_cut`] keeps a random *subset*
 //! of both (not a prefix) and may tear a write at 512-byte sectors; a failed sync marks its pages
-//! clean although some are lost; a stalled disk lets its callers wait. The same seed and the same calls give the same bytes.
-//! Not modelled: the loss of an unsynced creation or renaming of a directory. It must never be used in production.
+//! clean although some are lost; a stalled disk lets its callers wait. The same seed and the same
+//! calls give the same bytes. Not modelled: the loss of an unsynced creation or renaming of a
+//! directory. It must never be used in production.
 
 mod image;
 #[cfg(test)]
@@ -73,7 +74,8 @@ struct State {
     write_error_in: Option<u64>,
     sync_error_in: Option<u64>,
     stop_in: Option<u64>,
-    /// The first change of a name in this directory starts the countdown of `stop_in` at this number.
+    /// The first change of a name in this directory starts the countdown of `stop_in` at this
+    /// number.
     stop_in_at: Option<(PathBuf, u64)>,
     stopped: bool,
     stalled: bool,
@@ -169,8 +171,8 @@ impl FaultDisk {
         self.lock().forget_faults();
     }
 
-    /// From now on every call that changes something hangs, until [`Self::resume`], a kill or a power cut. Not for simulations, whose
-    /// servers share a thread: see [`Self::hang`].
+    /// From now on every call that changes something hangs, until [`Self::resume`], a kill or a
+    /// power cut. Not for simulations, whose servers share a thread: see [`Self::hang`].
     pub fn stall(&self) {
         self.lock().stalled = true;
     }
@@ -181,7 +183,8 @@ impl FaultDisk {
         self.resumed.notify_all();
     }
 
-    /// In a simulation: what is written from now on takes at least until this much virtual time has passed.
+    /// In a simulation: what is written from now on takes at least until this much virtual time has
+    /// passed.
     pub fn hang(&self, duration: Duration) {
         self.lock().hangs_until = Some(Instant::now() + duration);
     }
@@ -192,7 +195,8 @@ impl FaultDisk {
         self.lock().stop_in = Some(operations);
     }
 
-    /// As [`Self::stop_after`], counted from the first creation, renaming or removal of a file in this directory on, which is operation 0.
+    /// As [`Self::stop_after`], counted from the first creation, renaming or removal of a file in
+    /// this directory on, which is operation 0.
     pub fn stop_after_touching(&self, directory: impl Into<PathBuf>, operations: u64) {
         self.lock().stop_in_at = Some((directory.into(), operations));
     }
@@ -225,7 +229,8 @@ impl FaultDisk {
         self.lock().capacity_bytes = bytes;
     }
 
-    /// What writes beyond the capacity fail with from now on: a quota that is used up has an error of its own.
+    /// What writes beyond the capacity fail with from now on: a quota that is used up has an error
+    /// of its own.
     pub fn set_full_kind(&self, kind: io::ErrorKind) {
         self.lock().full_kind = kind;
     }
@@ -259,7 +264,8 @@ impl FaultDisk {
         state.names.iter().map(|(path, node)| (path.clone(), size(node))).collect()
     }
 
-    /// Another disk with only what is durable on this one now, as a power cut that keeps nothing else would leave it.
+    /// Another disk with only what is durable on this one now, as a power cut that keeps nothing
+    /// else would leave it.
     #[must_use]
     pub fn durable_copy(&self) -> Self {
         let state = self.lock();

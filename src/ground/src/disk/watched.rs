@@ -1,7 +1,9 @@
-//! A disk whose calls are watched: who asks finds out which call is the oldest that has not returned.
+//! A disk whose calls are watched: who asks finds out which call is the oldest that has not
+//! returned.
 //!
-//! It owns nothing but the list of calls under way. It must never touch the disk when it is asked, nor change what a call does: a medium that
-//! hangs hangs the caller, and [`DiskWatch::oldest`] still answers.
+//! It owns nothing but the list of calls under way. It must never touch the disk when it is asked,
+//! nor change what a call does: a medium that hangs hangs the caller, and [`DiskWatch::oldest`]
+//! still answers.
 
 use std::{
     collections::BTreeMap,

@@ -1,7 +1,9 @@
-//! The numbers under the names that dashboards made for Nomad ask for: `/v1/metrics?names=nomad`, in both forms.
+//! The numbers under the names that dashboards made for Nomad ask for: `/v1/metrics?names=nomad`,
+//! in both forms.
 //!
-//! [`NAMES`] is the one table: it makes the answers, and docs/operations.md has it. Names, types (summaries in ms), units and labels are Nomad's, and nothing
-//! else obeys the rules of Prometheus' lint here. What Nomad has no name for is left out, and so is what this program does not measure.
+//! [`NAMES`] is the one table: it makes the answers, and docs/operations.md has it. Names, types
+//! (summaries in ms), units and labels are Nomad's, and nothing else obeys the rules of Prometheus'
+//! lint here. What Nomad has no name for is left out, and so is what this program does not measure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -244,7 +246,8 @@ mod tests {
 
     use super::*;
 
-    /// What public dashboards and alerts ask for: Grafana's 6278 and 6281, mr-karan's nomad-monitoring, Zabbix' template, the autoscaler.
+    /// What public dashboards and alerts ask for: Grafana's 6278 and 6281, mr-karan's
+    /// nomad-monitoring, Zabbix' template, the autoscaler.
     const ASKED_FOR: &str = include_str!("../../golden/nomad_series.txt");
 
     /// The names of a row in Prometheus' form, `*` and labels as some value of theirs.

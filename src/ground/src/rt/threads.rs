@@ -15,7 +15,8 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-/// Priorities of threads (`nice`, setpriority(2)): each step is about a fifth of the share. The edge is hardly lowered: other programs of a busy machine are not to go first.
+/// Priorities of threads (`nice`, setpriority(2)): each step is about a fifth of the share. The
+/// edge is hardly lowered: other programs of a busy machine are not to go first.
 const EDGE_NICE: i32 = 2;
 const HEAVY_NICE: i32 = 10;
 /// Threads of the core at least: one may be in a long piece of applying while the other beats.
@@ -56,8 +57,8 @@ impl Runtimes {
         Threads(Some(self.heavy.handle().clone()))
     }
 
-    /// Ends what requests are under way. Work of the core that blocks is waited for, unless a thread
-    /// may hang in a disk call.
+    /// Ends what requests are under way. Work of the core that blocks is waited for, unless a
+    /// thread may hang in a disk call.
     pub fn end(self, may_hang: bool) {
         self.edge.shutdown_background();
         self.heavy.shutdown_background();
@@ -89,7 +90,8 @@ fn runtime(
         builder.thread_keep_alive(keep_alive);
     }
     if let Some(nice) = nice {
-        // Of the calling thread alone: on Linux each has a priority of its own. It may always be lowered.
+        // Of the calling thread alone: on Linux each has a priority of its own. It may always be
+        // lowered.
         builder.on_thread_start(move || {
             if let Err(error) = rustix::process::setpriority_process(None, nice) {
                 tracing::debug!(%error, nice, "a thread keeps its priority");

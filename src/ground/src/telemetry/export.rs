@@ -1,7 +1,7 @@
 //! Sends spans to a collector, by OTLP over gRPC.
 //!
-//! Must never hold up the server: spans that the collector does not take in time are dropped and counted, and the log says so once until it takes
-//! some again.
+//! Must never hold up the server: spans that the collector does not take in time are dropped and
+//! counted, and the log says so once until it takes some again.
 
 use std::{
     sync::{Arc, atomic::Ordering},

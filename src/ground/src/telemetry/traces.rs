@@ -1,7 +1,8 @@
 //! Spans of evaluations as traces: one trace for each evaluation, from all servers.
 //!
-//! The trace's id *is* the evaluation's id, so that nothing has to travel with it through the log or with a lease. The first span is
-//! the HTTP request that made the evaluation; its id follows from the trace's. A span on another server has no enclosing span, and is a child of it.
+//! The trace's id *is* the evaluation's id, so that nothing has to travel with it through the log
+//! or with a lease. The first span is the HTTP request that made the evaluation; its id follows
+//! from the trace's. A span on another server has no enclosing span, and is a child of it.
 //!
 //! ```text
 //! request ─┬─ log entry        on the leader
@@ -9,7 +10,8 @@
 //!          │         └─ acknowledge
 //!          └─ plan             on the leader, inside the lease if the worker is there too
 //! ```
-//! Must never wait or grow without bound: a span for which the queue has no room is dropped and counted.
+//! Must never wait or grow without bound: a span for which the queue has no room is dropped and
+//! counted.
 
 use std::{
     fmt,
@@ -127,7 +129,8 @@ impl Open {
     }
 }
 
-/// The id of the first span of a trace. Never 0, which would be no id: an evaluation's id is a UUID, whose variant is in these bits.
+/// The id of the first span of a trace. Never 0, which would be no id: an evaluation's id is a
+/// UUID, whose variant is in these bits.
 fn first_id(trace: u128) -> u64 {
     let low = trace & u128::from(u64::MAX);
     u64::try_from(low).expect("64 bits are left").max(1)

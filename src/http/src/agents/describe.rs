@@ -1,4 +1,5 @@
-//! What a file looks like to clients of Nomad: mode, time and content type in Go's forms. Reads nothing itself.
+//! What a file looks like to clients of Nomad: mode, time and content type in Go's forms. Reads
+//! nothing itself.
 
 use std::{
     fs::Metadata,

@@ -1,6 +1,7 @@
-//! Listing and reading files of an allocation. A path is resolved first and must then still be inside the allocation's directory;
-//! secrets and the executors' files are not shown. What was resolved is held by its descriptor, and never opened by its name again: a task
-//! can put something else there at any time.
+//! Listing and reading files of an allocation. A path is resolved first and must then still be
+//! inside the allocation's directory; secrets and the executors' files are not shown. What was
+//! resolved is held by its descriptor, and never opened by its name again: a task can put something
+//! else there at any time.
 
 use std::{
     fs, io,
@@ -141,8 +142,8 @@ pub(super) async fn file(
     held.await
 }
 
-/// What a path led to, by its descriptor. A task can rename what it owns and put a link or a pipe in its place at any time: what was judged is
-/// what is described, listed and read all the same.
+/// What a path led to, by its descriptor. A task can rename what it owns and put a link or a pipe
+/// in its place at any time: what was judged is what is described, listed and read all the same.
 pub(super) struct Found {
     held: OwnedFd,
     /// Where it was found.
@@ -150,11 +151,13 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Holds what is at `path`, which has no link in it below `root`; refuses one that was put there since.
+    /// Holds what is at `path`, which has no link in it below `root`; refuses one that was put
+    /// there since.
     fn hold(root: &Path, path: PathBuf) -> io::Result<Self> {
         let inside = path.strip_prefix(root).map_err(io::Error::other)?;
-        // A descriptor of this kind needs no permission to read, and does not wait for the other end of a pipe. The kernel's name for one that
-        // followed links could not be judged instead: a task with a mount namespace of its own chooses that name.
+        // A descriptor of this kind needs no permission to read, and does not wait for the other
+        // end of a pipe. The kernel's name for one that followed links could not be judged instead:
+        // a task with a mount namespace of its own chooses that name.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut held = rustix::fs::open(root, flags, Mode::empty())?;
         for part in inside {
@@ -245,7 +248,8 @@ fn describe_entry(folder: &Found, entry: &fs::DirEntry) -> io::Result<Option<Val
     Ok(Some(describe::file(&name.to_string_lossy(), &metadata, start.as_deref())))
 }
 
-/// The first bytes of a regular file. Nothing if it cannot be read: what it is a file of is only a guess anyway.
+/// The first bytes of a regular file. Nothing if it cannot be read: what it is a file of is only a
+/// guess anyway.
 fn beginning(opened: io::Result<fs::File>) -> Option<Vec<u8>> {
     let file = opened.ok().filter(|file| file.metadata().is_ok_and(|found| found.is_file()))?;
     let mut start = vec![0; SNIFFED_BYTES];

@@ -1,5 +1,5 @@
-//! Requests that servers answer: an agent passes them on, as Nomad's clients do, and their answers back as they come: statuses, headers
-//! and the waits of blocking queries included.
+//! Requests that servers answer: an agent passes them on, as Nomad's clients do, and their answers
+//! back as they come: statuses, headers and the waits of blocking queries included.
 
 use std::sync::atomic::Ordering;
 

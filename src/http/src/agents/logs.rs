@@ -1,8 +1,9 @@
-//! Logs of a task: the rotated files of one stream as one text, from an offset, followed as long as the task lives; and any one file
-//! in the same way.
+//! Logs of a task: the rotated files of one stream as one text, from an offset, followed as long as
+//! the task lives; and any one file in the same way.
 //!
-//! `plain=true` gives the bytes; otherwise Nomad's frames: JSON objects with the bytes in base64, the file's name and the offset
-//! behind them, and an empty object as a sign of life. A file that is deleted or cut off while it is followed is told by the frame's event.
+//! `plain=true` gives the bytes; otherwise Nomad's frames: JSON objects with the bytes in base64,
+//! the file's name and the offset behind them, and an empty object as a sign of life. A file that
+//! is deleted or cut off while it is followed is told by the frame's event.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf, sync::Arc, time::Duration};
@@ -163,7 +164,8 @@ struct Position {
 }
 
 impl Source {
-    /// The file of this number. Nothing when it is gone, or when something that is no file of the task's own is in its place.
+    /// The file of this number. Nothing when it is gone, or when something that is no file of the
+    /// task's own is in its place.
     fn open(&self, index: u64) -> io::Result<Option<File>> {
         let opened = match self {
             Self::Logs { directory, name } => {
@@ -203,8 +205,9 @@ impl Source {
         }
     }
 
-    /// The place `offset` bytes after the start, or before the end. No bytes before the end of a log mean the beginning of its newest file, as in
-    /// Nomad: its clients look at the end of a log this way.
+    /// The place `offset` bytes after the start, or before the end. No bytes before the end of a
+    /// log mean the beginning of its newest file, as in Nomad: its clients look at the end of a log
+    /// this way.
     fn position(&self, from_end: bool, offset: u64) -> io::Result<Position> {
         let mut sizes = Vec::new();
         for index in self.indexes()? {
@@ -274,7 +277,8 @@ impl Source {
         if later.is_empty() {
             return Ok(None);
         }
-        // Only a file that has a later one is complete: the rest of it may have come after the read above.
+        // Only a file that has a later one is complete: the rest of it may have come after the read
+        // above.
         if let Some(read) = self.read_file(at)? {
             return Ok(Some(read));
         }

@@ -1,4 +1,5 @@
-//! `/v1/metrics` of an agent: what its machine has and uses, under the names of Nomad's client, in the forms of `src/ground/src/metrics.rs`.
+//! `/v1/metrics` of an agent: what its machine has and uses, under the names of Nomad's client, in
+//! the forms of `src/ground/src/metrics.rs`.
 
 use std::collections::BTreeMap;
 

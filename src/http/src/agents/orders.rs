@@ -1,4 +1,5 @@
-//! Orders to allocations: signals and restarts, with Nomad's bodies, whatever their content type says. An empty task name means all tasks.
+//! Orders to allocations: signals and restarts, with Nomad's bodies, whatever their content type
+//! says. An empty task name means all tasks.
 
 use agent::{executor::process::parse_signal, shell::Order};
 use axum::{

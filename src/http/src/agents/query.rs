@@ -1,5 +1,5 @@
-//! Parameters of a request's query, read as Nomad's agents read them: `true`, `True`, `1` are true, a flag without a value is set. Every
-//! wrong value is an error that names it.
+//! Parameters of a request's query, read as Nomad's agents read them: `true`, `True`, `1` are true,
+//! a flag without a value is set. Every wrong value is an error that names it.
 
 use axum::{
     extract::{FromRequestParts, Query},

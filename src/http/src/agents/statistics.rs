@@ -1,5 +1,5 @@
-//! How the machine and the tasks of an allocation fare, in the shapes of Nomad's client. Shares of time are those of a moment: two looks, a
-//! quarter of a second apart.
+//! How the machine and the tasks of an allocation fare, in the shapes of Nomad's client. Shares of
+//! time are those of a moment: two looks, a quarter of a second apart.
 
 use std::{
     path::{Path, PathBuf},
@@ -165,7 +165,8 @@ pub(super) struct TaskUse {
     by_pid: Vec<(i32, Use)>,
 }
 
-/// What tasks use, each by the folder of its allocation's runs and its name; none of those that do not run.
+/// What tasks use, each by the folder of its allocation's runs and its name; none of those that do
+/// not run.
 pub(super) async fn uses(
     files: &Files,
     tasks: Vec<(PathBuf, String)>,

@@ -1,6 +1,7 @@
-//! File work of requests: few threads, and a limited time for each piece. A file system that hangs, or
-//! a folder that takes for ever to read, costs those who ask for it, and nothing else of the agent. So many
-//! answers of files are under way at a time, each until its client has taken the last of it.
+//! File work of requests: few threads, and a limited time for each piece. A file system that hangs,
+//! or a folder that takes for ever to read, costs those who ask for it, and nothing else of the
+//! agent. So many answers of files are under way at a time, each until its client has taken the
+//! last of it.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -78,7 +79,8 @@ impl Default for FileWork {
 }
 
 impl FileWork {
-    /// Does a piece of work on a thread for it. One that takes too long keeps its thread, and nobody waits for it.
+    /// Does a piece of work on a thread for it. One that takes too long keeps its thread, and
+    /// nobody waits for it.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, HttpError> + Send + 'static,

@@ -59,7 +59,8 @@ impl<'a> Row<'a> {
             }
             Expression::Not(inside) => !self.satisfies(inside, scope)?,
             Expression::Match(selector, operator) => {
-                // What a list shows in place of a block (`Periodic` of a job: whether there is one) is never nil.
+                // What a list shows in place of a block (`Periodic` of a job: whether there is one)
+                // is never nil.
                 let of_block = matches!(operator, Operator::IsNil | Operator::IsNotNil);
                 let found = self.find(selector, scope, of_block)?;
                 matches(found, operator, self.budget)
@@ -69,7 +70,8 @@ impl<'a> Row<'a> {
         })
     }
 
-    /// Whether any or all elements satisfy what is between the braces: of what is not there, all do.
+    /// Whether any or all elements satisfy what is between the braces: of what is not there, all
+    /// do.
     fn looks_inside(&self, collection: &Collection, scope: &Scope<'_>) -> Result<bool, Error> {
         let Collection { every, selector, names, inside } = collection;
         let found = self.find(selector, scope, false)?;

@@ -89,7 +89,8 @@ fn tokens(text: &str) -> Result<(Vec<(Token, usize)>, usize), Error> {
     Ok((tokens, chars.len() + 1))
 }
 
-/// Length of the word that begins at a character, 0 when none does: a minus begins a number, unless it stands in a word.
+/// Length of the word that begins at a character, 0 when none does: a minus begins a number, unless
+/// it stands in a word.
 fn word_length(chars: &[char], at: usize) -> usize {
     let length = |at: usize| chars[at..].iter().take_while(|c| is_word(**c)).count();
     let in_word = at > 0 && is_word(chars[at - 1]);

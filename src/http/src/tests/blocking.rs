@@ -77,7 +77,8 @@ pub(super) async fn begun(cluster: &TestCluster) {
     }
 }
 
-/// A query that waits for a part of a table sleeps through changes of the rest of it, and one that is behind the table is answered at once.
+/// A query that waits for a part of a table sleeps through changes of the rest of it, and one that
+/// is behind the table is answered at once.
 #[tokio::test]
 async fn a_blocking_list_sleeps_through_changes_of_others() {
     let server = TestServer::start(TestCluster::new()).await;

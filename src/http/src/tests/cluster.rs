@@ -1,4 +1,5 @@
-//! A server without Raft: commands are applied to a real state as they come, one entry each, with ids and times that a test can predict.
+//! A server without Raft: commands are applied to a real state as they come, one entry each, with
+//! ids and times that a test can predict.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

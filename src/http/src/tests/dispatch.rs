@@ -318,7 +318,8 @@ async fn only_a_parameterized_job_that_is_not_stopped_is_dispatched() {
     server.stop().await;
 }
 
-/// The place of a child that waits changes with the children before it: who waits for it is told, and by nothing else.
+/// The place of a child that waits changes with the children before it: who waits for it is told,
+/// and by nothing else.
 #[tokio::test]
 async fn a_blocking_query_on_a_child_that_waits_sees_its_place_change() {
     let server = with_parent(json!({ "MaxRunning": 1 })).await;

@@ -1,4 +1,5 @@
-//! What each answer has where there is nothing: null, an empty list, map or text, or 0, as Nomad has it. Clients of typed languages tell them apart.
+//! What each answer has where there is nothing: null, an empty list, map or text, or 0, as Nomad
+//! has it. Clients of typed languages tell them apart.
 
 use fsm::{EvaluationId, JobKey, NodeId};
 use serde_json::{Value, json};

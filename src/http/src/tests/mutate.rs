@@ -1,5 +1,5 @@
-//! Valid requests of every endpoint, mutated at random, the same in every run: an answer comes in time, it never blames the server, and what
-//! is refused changes nothing.
+//! Valid requests of every endpoint, mutated at random, the same in every run: an answer comes in
+//! time, it never blames the server, and what is refused changes nothing.
 
 use std::{fmt::Write as _, time::Duration};
 

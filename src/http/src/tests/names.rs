@@ -1,4 +1,5 @@
-//! Names with slashes and blanks in paths, lists and bodies, and what a job file's defaults and warnings look like to clients.
+//! Names with slashes and blanks in paths, lists and bodies, and what a job file's defaults and
+//! warnings look like to clients.
 
 use fsm::{EvaluationId, JobKey, NodeId};
 use serde_json::{Value, json};

@@ -113,8 +113,8 @@ async fn what_operators_say_is_bounded() {
     server.stop().await;
 }
 
-/// Actor and reason are kept with eligibility and drain; a node that is not registered is taken with
-/// a warning, and listed until it registers.
+/// Actor and reason are kept with eligibility and drain; a node that is not registered is taken
+/// with a warning, and listed until it registers.
 #[tokio::test]
 async fn a_node_that_is_not_registered_is_taken_offline_with_a_warning() {
     let server = with_node().await;

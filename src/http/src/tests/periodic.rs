@@ -99,7 +99,8 @@ async fn children_of_a_purged_parent_are_stopped_when_it_is_asked_for() {
     assert_eq!((left.len(), &left[0]["Status"]), (1, &json!("pending")));
     server.delete("/v1/job/t?children=true&purge=true").await.ok();
     assert_eq!(children(&server).await, [] as [Value; 0]);
-    // The same request again, after a lost reply: a job that is gone is purged, as without its children.
+    // The same request again, after a lost reply: a job that is gone is purged, as without its
+    // children.
     server.delete("/v1/job/t?children=true&purge=true").await.ok();
     server.put("/v1/jobs", &json!({ "Job": web_job("web") })).await.ok();
     let refused = server.delete("/v1/job/web?children=true").await;

@@ -1,4 +1,5 @@
-//! Requests about files and logs reach the agent of the allocation's node, as they are, and stream back.
+//! Requests about files and logs reach the agent of the allocation's node, as they are, and stream
+//! back.
 
 use fsm::{EvaluationId, JobKey, NodeId, node::NodeLiveness};
 use serde_json::json;
@@ -27,7 +28,8 @@ async fn with_agent(address: &str) -> (TestServer, String) {
     (server, allocation.to_string())
 }
 
-/// Answers one request with two chunks, the second when it is told to go on, and gives back the head it was sent.
+/// Answers one request with two chunks, the second when it is told to go on, and gives back the
+/// head it was sent.
 async fn agent(listener: TcpListener, go_on: oneshot::Receiver<()>) -> String {
     let (mut stream, _) = listener.accept().await.unwrap();
     let mut head = Vec::new();

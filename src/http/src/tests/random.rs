@@ -1,4 +1,5 @@
-//! Random requests, the same in every run: whatever comes in, an answer goes out, and it never blames the server.
+//! Random requests, the same in every run: whatever comes in, an answer goes out, and it never
+//! blames the server.
 
 use std::sync::{
     Arc,

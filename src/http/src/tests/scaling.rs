@@ -58,8 +58,9 @@ async fn a_scale_is_answered_as_a_registration_and_leaves_an_event() {
     server.stop().await;
 }
 
-/// An autoscaler blocks on the index that it was told: it rises with the job's allocations and events, and not with those of others.
-/// A count is moved whatever is said about it: what is too long for an event is cut, or left out, and says so.
+/// An autoscaler blocks on the index that it was told: it rises with the job's allocations and
+/// events, and not with those of others. A count is moved whatever is said about it: what is too
+/// long for an event is cut, or left out, and says so.
 #[tokio::test]
 async fn what_is_too_long_for_an_event_does_not_keep_a_scale_from_its_effect() {
     let server = scaled().await;

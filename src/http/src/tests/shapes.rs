@@ -1,4 +1,5 @@
-//! The shape of every read endpoint, against `src/http/golden/answers/*.json`; `UPDATE=1` rewrites them.
+//! The shape of every read endpoint, against `src/http/golden/answers/*.json`; `UPDATE=1` rewrites
+//! them.
 
 use std::{fs, path::PathBuf};
 

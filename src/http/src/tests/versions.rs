@@ -1,4 +1,5 @@
-//! Versions of a job over the API: their differences, going back, tags; and plans, which write nothing.
+//! Versions of a job over the API: their differences, going back, tags; and plans, which write
+//! nothing.
 
 use std::sync::Arc;
 
@@ -39,7 +40,8 @@ async fn versions(server: &TestServer, query: &str) -> Value {
     server.get(&format!("/v1/job/web/versions{query}")).await.ok()
 }
 
-/// A version shows the status that the job had, and does not change when the job does; the job shows that of today.
+/// A version shows the status that the job had, and does not change when the job does; the job
+/// shows that of today.
 #[tokio::test]
 async fn the_history_says_what_was() {
     let cluster = TestCluster::new();
@@ -139,7 +141,8 @@ async fn a_revert_runs_an_earlier_version_as_a_new_one() {
     assert!(done["EvalID"].as_str().unwrap().len() == 36, "{done}");
     let job = server.get("/v1/job/web").await.ok();
     assert_eq!((&job["Version"], &job["TaskGroups"][0]["Count"]), (&json!(3), &json!(1)));
-    // A version that is a stop is gone back to as it was: with what it stopped, and stopped. So the version before it can be told from it.
+    // A version that is a stop is gone back to as it was: with what it stopped, and stopped. So the
+    // version before it can be told from it.
     server.send("DELETE", "/v1/job/web", &[], b"").await.ok();
     server.put("/v1/jobs", &json!({ "Job": with_count(7) })).await.ok();
     let shown = async || {
@@ -254,7 +257,8 @@ async fn a_plan_says_what_a_registration_would_do_and_writes_nothing() {
     server.stop().await;
 }
 
-/// Runs an evaluation as a worker and the applier would, reports what it placed as running, and says what the plan did.
+/// Runs an evaluation as a worker and the applier would, reports what it placed as running, and
+/// says what the plan did.
 fn process(cluster: &TestCluster, id: EvaluationId, sequence: &mut u64) -> (Value, Vec<String>) {
     let state = cluster.state();
     let evaluation = state.evaluations().get(&id).unwrap().clone();
@@ -299,7 +303,8 @@ async fn a_terminal_deployment_says_so_whatever_is_asked_of_it() {
     server.stop().await;
 }
 
-/// A job whose instances wait already: the plan of the same job names the evaluation that they wait in.
+/// A job whose instances wait already: the plan of the same job names the evaluation that they wait
+/// in.
 #[tokio::test]
 async fn a_plan_names_the_evaluation_that_waits_for_room() {
     let (server, cluster) = with_versions(&[]).await;
@@ -317,7 +322,8 @@ async fn a_plan_names_the_evaluation_that_waits_for_room() {
     server.stop().await;
 }
 
-/// What a change of a task comes to is told by its own difference: instances that are replaced later, after the canaries, are so all the same.
+/// What a change of a task comes to is told by its own difference: instances that are replaced
+/// later, after the canaries, are so all the same.
 #[tokio::test]
 async fn a_task_is_told_by_what_differs_in_it() {
     let (server, cluster) = with_versions(&[]).await;
@@ -395,8 +401,8 @@ async fn a_plan_keeps_the_counts_that_its_registration_would() {
     server.stop().await;
 }
 
-/// 200 random changes of random jobs on a fleet that is too small: a plan says the counts of each group, the evictions and the groups that fail, as the
-/// registration behind it then has them.
+/// 200 random changes of random jobs on a fleet that is too small: a plan says the counts of each
+/// group, the evictions and the groups that fail, as the registration behind it then has them.
 #[tokio::test]
 async fn plans_predict_what_registrations_do() {
     let cluster = TestCluster::new();
@@ -484,7 +490,8 @@ async fn plans_predict_what_registrations_do() {
     server.stop().await;
 }
 
-/// A child is made by its parent, and goes back to its own versions: also after a stop, as `job start` does it.
+/// A child is made by its parent, and goes back to its own versions: also after a stop, as `job
+/// start` does it.
 #[tokio::test]
 async fn a_child_goes_back_to_its_own_versions() {
     let server = TestServer::start(TestCluster::new()).await;

@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 use super::{id_or_empty, text};
 use crate::time;
 
-/// The names of all groups: those that are declared, and those that are not any more and have members left.
+/// The names of all groups: those that are declared, and those that are not any more and have
+/// members left.
 pub(crate) fn capacity_groups(state: &State) -> Vec<Text> {
     let declared = state.instance_pools().iter().flat_map(|pool| pool.groups.keys().cloned());
     let targets = state.capacity_targets().iter().map(|row| row.name.clone());

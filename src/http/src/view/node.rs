@@ -199,7 +199,8 @@ fn node_resources(resources: &NodeResources) -> Value {
     })
 }
 
-/// The one network of a node, in both forms that it has had. An agent tells its address, and nothing of the interface.
+/// The one network of a node, in both forms that it has had. An agent tells its address, and
+/// nothing of the interface.
 fn networks(address: &Text) -> (Value, Value) {
     if address.is_empty() {
         return (Value::Null, Value::Null);

@@ -1,11 +1,13 @@
-//! What a scheduling pass saw: metrics of allocations that it placed, and of groups that found no room.
+//! What a scheduling pass saw: metrics of allocations that it placed, and of groups that found no
+//! room.
 
 use fsm::{JobSpec, Metrics, TaskGroup, resources::Dimension};
 use serde_json::{Map, Value, json};
 
 use super::{count_map, list_or_null, map_or_null};
 
-/// Parts of a score that Nomad shows as 0 where they do not apply, but for jobs that run once per node.
+/// Parts of a score that Nomad shows as 0 where they do not apply, but for jobs that run once per
+/// node.
 const SCORED_ALWAYS: [&str; 3] = ["job-anti-affinity", "node-affinity", "node-reschedule-penalty"];
 
 /// What a scheduling pass saw for a group of a job, both of which may be gone.

@@ -1,4 +1,5 @@
-//! Events of tasks. An agent sends a kind and a sentence; what Nomad's clients look for in an event is read from these.
+//! Events of tasks. An agent sends a kind and a sentence; what Nomad's clients look for in an event
+//! is read from these.
 
 use fsm::TaskEvent;
 use serde_json::{Map, Value, json};

@@ -1,4 +1,5 @@
-//! Constraints, affinities and spreads. Owns which operands exist and what their targets must look like; never evaluates one.
+//! Constraints, affinities and spreads. Owns which operands exist and what their targets must look
+//! like; never evaluates one.
 
 use fsm::{
     JobKind, Text,
@@ -13,7 +14,8 @@ use crate::suggest::{did_you_mean, nearest};
 
 /// Weight of an affinity or spread that has none.
 const WEIGHT_DEFAULT: i64 = 50;
-/// Different regular expressions of a job: each is compiled while the request is read, in up to some 10 ms.
+/// Different regular expressions of a job: each is compiled while the request is read, in up to
+/// some 10 ms.
 const PATTERNS_MAX: usize = 100;
 
 /// Operands of constraints; affinities know all but the `distinct_` ones.
@@ -46,7 +48,8 @@ pub(super) struct Conditions {
     pub(super) affinities: Vec<Affinity>,
 }
 
-/// The `Constraints` and `Affinities` of a job, group or task. What must be `distinct` concerns whole instances and so no task.
+/// The `Constraints` and `Affinities` of a job, group or task. What must be `distinct` concerns
+/// whole instances and so no task.
 pub(super) fn read(
     fields: &mut Fields<'_>,
     kind: JobKind,

@@ -1,7 +1,9 @@
-//! What drivers take in a task's `config`. Owns the names and types of the settings, so that a mistake is found when a job is registered and not
-//! by one node after the other; a test of the agent compares them with what its drivers read.
+//! What drivers take in a task's `config`. Owns the names and types of the settings, so that a
+//! mistake is found when a job is registered and not by one node after the other; a test of the
+//! agent compares them with what its drivers read.
 //!
-//! The config of a driver that is not known here is left as it is: an agent of another build may have that driver.
+//! The config of a driver that is not known here is left as it is: an agent of another build may
+//! have that driver.
 
 use serde_json::{Map, Value};
 
@@ -117,7 +119,8 @@ pub fn say_missing(name: &str) -> String {
     format!("{why}: the task starts nowhere until a node with it comes")
 }
 
-/// Checks the config of a task, and gives it as it is stored: to a driver that is known, null says nothing.
+/// Checks the config of a task, and gives it as it is stored: to a driver that is known, null says
+/// nothing.
 pub(super) fn checked(name: &str, config: &Value, path: &str, report: &mut Report) -> Value {
     let (Some(driver), Value::Object(settings)) = (known(name), config) else {
         return config.clone();

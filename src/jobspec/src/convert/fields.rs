@@ -1,5 +1,6 @@
-//! Reading one JSON object of the API: typed fields, each at most once; the rest is ignored with a warning. Owns the leniency of the
-//! API (null is absent, names in any case, `10.0` is 10, durations as text); never gives a field a default.
+//! Reading one JSON object of the API: typed fields, each at most once; the rest is ignored with a
+//! warning. Owns the leniency of the API (null is absent, names in any case, `10.0` is 10,
+//! durations as text); never gives a field a default.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,12 +21,14 @@ const SHOWN_CHARS_MAX: usize = 64;
 pub(super) struct Report {
     pub(super) errors: Vec<FieldError>,
     pub(super) warnings: Vec<String>,
-    /// Regular expressions that were judged: each is compiled once, and there is a bound on how many.
+    /// Regular expressions that were judged: each is compiled once, and there is a bound on how
+    /// many.
     pub(super) patterns: BTreeSet<String>,
 }
 
 impl Report {
-    /// Whether further errors are dropped: what is expensive to find or to say need not be looked for.
+    /// Whether further errors are dropped: what is expensive to find or to say need not be looked
+    /// for.
     pub(super) fn is_full(&self) -> bool {
         self.errors.len() >= MESSAGES_MAX
     }
@@ -251,7 +254,8 @@ impl<'v> Fields<'v> {
         }
     }
 
-    /// Warns of every field that was not asked for: newer clients send fields that are not known here.
+    /// Warns of every field that was not asked for: newer clients send fields that are not known
+    /// here.
     pub(super) fn finish(self, report: &mut Report) {
         for (key, value) in self.map {
             if report.warnings.len() >= MESSAGES_MAX {
@@ -286,7 +290,8 @@ impl<'v> Fields<'v> {
     }
 }
 
-/// Warns of a number of nanoseconds below a millisecond: whoever wrote it will have meant seconds or milliseconds.
+/// Warns of a number of nanoseconds below a millisecond: whoever wrote it will have meant seconds
+/// or milliseconds.
 pub(super) fn warn_of_nanoseconds(nanoseconds: i64, path: &str, report: &mut Report) {
     if (1..1_000_000).contains(&nanoseconds) {
         report.warning(format!(
@@ -305,7 +310,8 @@ fn integer(value: &Value) -> Option<i64> {
     })
 }
 
-/// Whether a value says nothing: null, false, 0, an empty text, or a list or object of nothing else.
+/// Whether a value says nothing: null, false, 0, an empty text, or a list or object of nothing
+/// else.
 pub(super) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,

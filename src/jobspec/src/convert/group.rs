@@ -1,4 +1,5 @@
-//! Task groups. Owns what a group needs (tasks, distinct names, one leader, room for logs) and what of it is not built yet.
+//! Task groups. Owns what a group needs (tasks, distinct names, one leader, room for logs) and what
+//! of it is not built yet.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,6 @@
-//! The API's JSON of a job into a validated [`JobSpec`] with Nomad's defaults. Owns what is a valid job; reports everything that is
-//! wrong at once, each with its JSON path. A field that is not known is ignored with a warning; one that is known and not built yet is refused.
+//! The API's JSON of a job into a validated [`JobSpec`] with Nomad's defaults. Owns what is a valid
+//! job; reports everything that is wrong at once, each with its JSON path. A field that is not
+//! known is ignored with a warning; one that is known and not built yet is refused.
 
 mod condition;
 mod driver;
@@ -31,7 +32,8 @@ use policy::Inherited;
 
 /// Priority of a job that asks for none.
 const PRIORITY_DEFAULT: u16 = 50;
-/// Groups of a job, tasks of a group, ports of a group, conditions of a block: lists a person writes stay below this.
+/// Groups of a job, tasks of a group, ports of a group, conditions of a block: lists a person
+/// writes stay below this.
 const LIST_MAX: usize = 1_000;
 
 /// A job that can be registered.
@@ -60,7 +62,8 @@ impl fmt::Display for FieldError {
 
 impl std::error::Error for FieldError {}
 
-/// Converts and validates the job (the object with `ID` and `TaskGroups`, without the `Job` around it). All errors at once.
+/// Converts and validates the job (the object with `ID` and `TaskGroups`, without the `Job` around
+/// it). All errors at once.
 pub fn to_spec(job: &Value) -> Result<Conversion, Vec<FieldError>> {
     let mut report = Report::default();
     let spec = job_spec(job, &mut report);
@@ -282,8 +285,8 @@ fn datacenters(fields: &mut Fields<'_>, report: &mut Report) -> Vec<Text> {
     if names.is_empty() { vec![Text::from("*")] } else { names }
 }
 
-/// A list that a person writes is not longer than [`LIST_MAX`]; of a longer one only the beginning is read, after an error, because
-/// lists are compared with themselves and with each other.
+/// A list that a person writes is not longer than [`LIST_MAX`]; of a longer one only the beginning
+/// is read, after an error, because lists are compared with themselves and with each other.
 fn bounded<T>(mut list: Vec<T>, path: &str, report: &mut Report) -> Vec<T> {
     let length = list.len();
     if length > LIST_MAX {

@@ -1,4 +1,5 @@
-//! Networks and ports of a group. Only host mode exists; a network that names no port is no network.
+//! Networks and ports of a group. Only host mode exists; a network that names no port is no
+//! network.
 
 use fsm::{
     Text,

@@ -1,4 +1,5 @@
-//! `periodic` blocks. Owns what may be written in one; the lines of cron themselves are read by the package `cron`.
+//! `periodic` blocks. Owns what may be written in one; the lines of cron themselves are read by the
+//! package `cron`.
 
 use cron::{LINES_MAX, Schedule, ScheduleError, ZONE_DEFAULT};
 use fsm::{JobKind, JobSpec, Text, job::Periodic};
@@ -66,7 +67,8 @@ pub(super) fn read(
     Some(block)
 }
 
-/// Refuses a job whose lines of cron have no time after this one, in Unix seconds: it would never start.
+/// Refuses a job whose lines of cron have no time after this one, in Unix seconds: it would never
+/// start.
 pub fn check_to_come(spec: &JobSpec, unix_s: i64) -> Result<(), FieldError> {
     spec.periodic.as_ref().map_or(Ok(()), |block| to_come(block, unix_s))
 }

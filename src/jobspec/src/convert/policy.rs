@@ -1,5 +1,6 @@
-//! Policies (restart, reschedule, update, migrate): defaults by job type, what groups inherit from the job and tasks from the group.
-//! Owns the checks that keep a policy from contradicting itself; never schedules.
+//! Policies (restart, reschedule, update, migrate): defaults by job type, what groups inherit from
+//! the job and tasks from the group. Owns the checks that keep a policy from contradicting itself;
+//! never schedules.
 
 use fsm::{
     JobKind, TaskGroup,
@@ -19,8 +20,8 @@ use calendar::duration::show_ms;
 const SECOND_MS: u64 = 1_000;
 const MINUTE_MS: u64 = 60 * SECOND_MS;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
-/// Shortest interval of a restart policy, and shortest delay of a reschedule policy (Nomad's `RestartPolicyMinInterval`,
-/// `ReschedulePolicyMinDelay`).
+/// Shortest interval of a restart policy, and shortest delay of a reschedule policy (Nomad's
+/// `RestartPolicyMinInterval`, `ReschedulePolicyMinDelay`).
 const INTERVAL_MS_MIN: u64 = 5 * SECOND_MS;
 
 /// Shortest interval of a reschedule policy (Nomad's `ReschedulePolicyMinInterval`).
@@ -187,8 +188,8 @@ pub(super) fn reschedule(
     Some(policy)
 }
 
-/// Whether all attempts come within the interval, by the series of delays as Nomad counts it: an exponential series by its last
-/// delay, and what is over the longest delay adds up.
+/// Whether all attempts come within the interval, by the series of delays as Nomad counts it: an
+/// exponential series by its last delay, and what is over the longest delay adds up.
 fn fits_interval(policy: ReschedulePolicy) -> bool {
     let ReschedulePolicy { attempts, delay_ms, delay_ms_max, interval_ms, .. } = policy;
     match policy.delay_function {
@@ -316,8 +317,8 @@ pub(super) fn update(
     Some(strategy)
 }
 
-/// Whether a server has printed this strategy of a job: zeros, as the groups hold theirs in full. Only servers write an empty
-/// `HealthCheck`, and all fields; a zero that a person wrote counts.
+/// Whether a server has printed this strategy of a job: zeros, as the groups hold theirs in full.
+/// Only servers write an empty `HealthCheck`, and all fields; a zero that a person wrote counts.
 fn is_printed(value: &Value) -> bool {
     value.get("HealthCheck").and_then(Value::as_str) == Some("")
         && ["AutoPromote", "Canary", "Stagger"].iter().all(|name| value.get(name).is_some())
@@ -398,7 +399,8 @@ pub(super) fn check_promotion(path: &str, groups: &[TaskGroup], report: &mut Rep
     }
 }
 
-/// Says what `checks` means until checks run. A strategy with all fields was made by a program, which writes the default too.
+/// Says what `checks` means until checks run. A strategy with all fields was made by a program,
+/// which writes the default too.
 pub(super) fn check_health(
     fields: &mut Fields<'_>,
     update: Option<UpdateStrategy>,

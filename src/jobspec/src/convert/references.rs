@@ -1,5 +1,6 @@
-//! References (`${…}`) in what only the agent resolves: meta, environment, driver configuration, user, services. One that no task of the group can
-//! resolve stays as it is written; this is said by name and place, and never refused, since a shell's own `${X}` looks the same.
+//! References (`${…}`) in what only the agent resolves: meta, environment, driver configuration,
+//! user, services. One that no task of the group can resolve stays as it is written; this is said
+//! by name and place, and never refused, since a shell's own `${X}` looks the same.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +13,8 @@ use serde_json::Value;
 use super::fields::{Report, quoted};
 use crate::suggest::nearest;
 
-/// What a task is told of itself. `CPU_CORES`, `PARENT_CGROUP`, `ALLOC_IP_…` and the like are Nomad's for what is not built.
+/// What a task is told of itself. `CPU_CORES`, `PARENT_CGROUP`, `ALLOC_IP_…` and the like are
+/// Nomad's for what is not built.
 const OWN: [&str; 19] = [
     "NOMAD_ALLOC_DIR",
     "NOMAD_ALLOC_ID",

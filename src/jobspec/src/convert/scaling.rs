@@ -1,4 +1,5 @@
-//! Scaling blocks of groups: bounds of the count, and a policy that an autoscaler reads and nothing here does.
+//! Scaling blocks of groups: bounds of the count, and a policy that an autoscaler reads and nothing
+//! here does.
 
 use fsm::{JobKind, Text, job::Scaling};
 
@@ -11,7 +12,8 @@ use super::{
 /// The one kind of policy that a group can have.
 const HORIZONTAL: &str = "horizontal";
 
-/// Count and scaling of a group. A group that names no count begins with the least that it may have.
+/// Count and scaling of a group. A group that names no count begins with the least that it may
+/// have.
 pub(super) fn read(
     fields: &mut Fields<'_>,
     kind: JobKind,

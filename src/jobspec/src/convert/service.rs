@@ -1,5 +1,5 @@
-//! Service blocks: checked for names and references, kept as JSON with their defaults, in stored form. Nothing is registered anywhere yet; each block
-//! gives a warning that says so.
+//! Service blocks: checked for names and references, kept as JSON with their defaults, in stored
+//! form. Nothing is registered anywhere yet; each block gives a warning that says so.
 
 use std::collections::BTreeSet;
 
@@ -104,7 +104,8 @@ impl<'g> Services<'g> {
                 if let Some(task) = task {
                     map.insert("TaskName".to_owned(), task.into());
                 }
-                // Some clients fill in defaults before they send a job, others leave that to servers.
+                // Some clients fill in defaults before they send a job, others leave that to
+                // servers.
                 canonicalize_service(map, &name);
             }
             report.warning(format!(
@@ -115,7 +116,8 @@ impl<'g> Services<'g> {
         }
     }
 
-    /// What is looked up by its name is asked for a while after it is gone from there: Nomad's warnings of services that end at once.
+    /// What is looked up by its name is asked for a while after it is gone from there: Nomad's
+    /// warnings of services that end at once.
     pub(super) fn check_delays(&self, group_delay_ms: u64, tasks: &[Task], report: &mut Report) {
         let group = self.group;
         let owners: BTreeSet<&str> = self.there.iter().map(|(task, ..)| task.as_str()).collect();

@@ -1,8 +1,8 @@
-//! Blocks that are kept as JSON because nothing reads them yet, in one form whatever way they came: a
-//! registration that says the same in other words makes no new version.
+//! Blocks that are kept as JSON because nothing reads them yet, in one form whatever way they came:
+//! a registration that says the same in other words makes no new version.
 //!
-//! Job files name few fields, the official client sends all, and what servers print has been filled in.
-//! Defaults are put in before a block comes here, so that what is left out can only be a zero.
+//! Job files name few fields, the official client sends all, and what servers print has been filled
+//! in. Defaults are put in before a block comes here, so that what is left out can only be a zero.
 
 use fsm::Text;
 use serde_json::{Map, Value};

@@ -1,4 +1,5 @@
-//! Tasks. Owns what a task needs (name, driver, resources within reason, a signal that exists) and what of it is not built yet.
+//! Tasks. Owns what a task needs (name, driver, resources within reason, a signal that exists) and
+//! what of it is not built yet.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +32,8 @@ const LOGS_DEFAULT: (u32, u32) = (10, 10);
 /// Levels of nesting in a driver's configuration.
 pub(super) const CONFIG_DEPTH_MAX: usize = 64;
 
-/// Directories of every allocation, beside which those of its tasks stand. An agent refuses them, so no task of that name would run.
+/// Directories of every allocation, beside which those of its tasks stand. An agent refuses them,
+/// so no task of that name would run.
 const NAMES_RESERVED: [&str; 1] = ["alloc"];
 /// Longest name of a task, bytes: that of a directory.
 const TASK_NAME_BYTES_MAX: usize = 255;

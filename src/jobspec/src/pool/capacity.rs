@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fsm::{
     Text,
-    capacity::{BusyRule, CapacityGroup, Dimension, Prediction},
+    capacity::{BusyRule, CapacityGroup, GroupDimension, Prediction},
     limits,
 };
 use serde_json::{Map, Value, json};
@@ -95,7 +95,11 @@ fn read_group(value: &Value, path: &str, errors: &mut Vec<FieldError>) -> Option
     let count = u64::from(limits::INSTANCES_MAX);
     let group = CapacityGroup {
         name: fields.required("Name", |fields| fields.text("Name")),
-        dimension: word(&mut fields, "Dimension", &Dimension::ALL.map(|one| (one.name(), one))),
+        dimension: word(
+            &mut fields,
+            "Dimension",
+            &GroupDimension::ALL.map(|one| (one.name(), one)),
+        ),
         unit: fields.required("Unit", |fields| fields.whole("Unit", 0, (1, amount))),
         min: fields.count("Min", 0, count),
         max: fields.required("Max", |fields| fields.count("Max", 0, count)),
@@ -119,7 +123,7 @@ fn read_group(value: &Value, path: &str, errors: &mut Vec<FieldError>) -> Option
     if group.hard && group.busy == BusyRule::Deadline {
         fields.error("Hard", "hard needs busy = \"allocations\"");
     }
-    if group.dimension == Dimension::Instances && group.unit > 1 {
+    if group.dimension == GroupDimension::Instances && group.unit > 1 {
         fields.error("Unit", "unit must be 1 where the dimension is instances");
     }
     Some(group)

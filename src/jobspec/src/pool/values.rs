@@ -1,5 +1,6 @@
-//! The API's JSON of an instance pool and `fsm::InstancePool`, both ways. Each error names the JSON path that it is about. What the
-//! numbers mean together is the state machine's to say ([`InstancePool::check`]); nothing is rounded in silence.
+//! The API's JSON of an instance pool and `fsm::InstancePool`, both ways. Each error names the JSON
+//! path that it is about. What the numbers mean together is the state machine's to say
+//! ([`InstancePool::check`]); nothing is rounded in silence.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -62,7 +63,8 @@ const BACKOFF_RESET_MS: u64 = 600_000;
 const CREATES_PER_INSTANCE: u64 = 10;
 const CREATES_PER_HOUR_MIN: u64 = 100;
 
-/// The pool that the JSON is about, checked; or everything that is wrong with it. `name` is used where the JSON has none.
+/// The pool that the JSON is about, checked; or everything that is wrong with it. `name` is used
+/// where the JSON has none.
 pub fn instance_pool_of(value: &Value, name: &str) -> Result<InstancePool, Vec<FieldError>> {
     let mut errors = Vec::new();
     let pool = read_pool(value, name, &mut errors);
@@ -238,7 +240,8 @@ fn read_node(value: &Value, path: String, errors: &mut Vec<FieldError>) -> Optio
     })
 }
 
-/// One object, and where its errors go. Names match without regard to case, null is absent, as in the rest of the API.
+/// One object, and where its errors go. Names match without regard to case, null is absent, as in
+/// the rest of the API.
 pub(super) struct Reader<'a, 'e> {
     object: &'a Map<String, Value>,
     path: String,

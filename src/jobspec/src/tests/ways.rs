@@ -1,5 +1,6 @@
-//! The ways in which a job comes, and that each of them makes the same version: as its file says it, with
-//! the defaults that clients fill in, as the official client sends it, and as a server has printed it.
+//! The ways in which a job comes, and that each of them makes the same version: as its file says
+//! it, with the defaults that clients fill in, as the official client sends it, and as a server has
+//! printed it.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use fsm::JobStatus;
@@ -170,8 +171,8 @@ fn jobs() -> Vec<Value> {
 
 type Way = fn(Value) -> Value;
 
-/// Registered in each way, in turn, a job has one version: a spec that is equal to the current one makes
-/// none. Each way is also tried after each other one
+/// Registered in each way, in turn, a job has one version: a spec that is equal to the current one
+/// makes none. Each way is also tried after each other one
 /// that changes what comes: what was printed may be filled in, and sent by the client.
 #[test]
 fn a_job_has_one_version_whatever_way_it_comes() {

@@ -7,8 +7,8 @@
 //! A gain is of one node. The node's free room is offered to the evaluations that have not seen the
 //! gain, in the order in which the broker would serve them ([`room`], [`offers`]): one whose
 //! smallest instance does not fit sleeps on, and one that is woken takes of what is left for the
-//! next. When it comes back, what it left is offered again. With many jobs that wait, each end would
-//! have all of them tried otherwise.
+//! next. When it comes back, what it left is offered again. With many jobs that wait, each end
+//! would have all of them tried otherwise.
 //!
 //! An evaluation that met the node's class and found it unfit sleeps through the gain, and so does
 //! one of another node pool. One that did not meet the class, or whose constraints look at single
@@ -212,8 +212,8 @@ impl BlockedEvals {
         }
     }
 
-    /// Tracks a blocked evaluation, anew if it was tracked before. It wakes if it missed a gain since
-    /// its snapshot.
+    /// Tracks a blocked evaluation, anew if it was tracked before. It wakes if it missed a gain
+    /// since its snapshot.
     pub fn block(&mut self, now: u64, state: &State, evaluation: &Evaluation) {
         if self.enabled && self.insert(now, state, evaluation) {
             self.look_for(state, evaluation.id);

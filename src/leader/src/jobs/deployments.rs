@@ -1,7 +1,9 @@
 //! Fails the deployments that make no progress until their deadline.
 //!
-//! All else that follows from a deployment is decided in `apply`, with the report that it follows from (ADR 0018). The deadlines are in the rows, and
-//! `apply` judges each again; this machine only says when to propose. Invariant: `timers` holds exactly one entry per deployment with a deadline.
+//! All else that follows from a deployment is decided in `apply`, with the report that it follows
+//! from (ADR 0018). The deadlines are in the rows, and `apply` judges each again; this machine only
+//! says when to propose. Invariant: `timers` holds exactly one entry per deployment with a
+//! deadline.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -145,7 +147,8 @@ mod tests {
         stepped.commands
     }
 
-    /// A leader that takes over goes on with the deadline of the row. A command is proposed again only after a pause.
+    /// A leader that takes over goes on with the deadline of the row. A command is proposed again
+    /// only after a pause.
     #[test]
     fn a_deployment_is_failed_at_its_deadline_whoever_leads() {
         let (mut driver, id) = begun();

@@ -1,10 +1,10 @@
 //! Launches periodic jobs when they are due (ADR 0020).
 //!
 //! Due times go by log time, which the clocks of a majority keep right (ADR 0022). Of the due times
-//! of a job that have passed, the last is launched, and those before it are counted as missed: so at
-//! most one is made up after an outage. Whether a launch is right is judged again in `apply`: it names
-//! the spec and the last due time that it follows from, and is refused when its job has others by
-//! then. That is a change of the row, so the job is looked at again.
+//! of a job that have passed, the last is launched, and those before it are counted as missed: so
+//! at most one is made up after an outage. Whether a launch is right is judged again in `apply`: it
+//! names the spec and the last due time that it follows from, and is refused when its job has
+//! others by then. That is a change of the row, so the job is looked at again.
 //!
 //! ```text
 //!  rows that changed ─► look ─► due ─► asked ─► LaunchPeriodic
@@ -12,9 +12,9 @@
 //!                        └───────────────┘
 //! ```
 //!
-//! Invariant: a job that the clock may start is in `jobs`, and in `due` or `asked` but not in both; a job
-//! with no due time any more is in neither. Between due times a step costs the same with any number
-//! of jobs.
+//! Invariant: a job that the clock may start is in `jobs`, and in `due` or `asked` but not in both;
+//! a job with no due time any more is in neither. Between due times a step costs the same with any
+//! number of jobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -149,8 +149,8 @@ impl PeriodicWatch {
         }
     }
 
-    /// Moves a job that is due on to the last due time that has passed, in so many looks at most, and
-    /// asks for its launch when it is there.
+    /// Moves a job that is due on to the last due time that has passed, in so many looks at most,
+    /// and asks for its launch when it is there.
     fn advance(
         &mut self,
         now: u64,

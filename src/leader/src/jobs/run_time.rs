@@ -1,7 +1,9 @@
-//! Stops the allocations that run longer than their group may, for agents that do not do it themselves.
+//! Stops the allocations that run longer than their group may, for agents that do not do it
+//! themselves.
 //!
-//! An agent ends them at the time itself; the deadlines in the state are later than that. They are an index of the state, and `apply` judges each
-//! again; this machine only says when to propose, and counts what was stopped.
+//! An agent ends them at the time itself; the deadlines in the state are later than that. They are
+//! an index of the state, and `apply` judges each again; this machine only says when to propose,
+//! and counts what was stopped.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +38,8 @@ impl RunWatch {
         }
     }
 
-    /// Counts what was asked for and has come about. The agent, or somebody else, may have been first.
+    /// Counts what was asked for and has come about. The agent, or somebody else, may have been
+    /// first.
     fn count(&mut self, state: &State) {
         let stopped = &mut self.stopped;
         self.asked.retain(|id| {
@@ -112,7 +115,8 @@ mod tests {
         count.expect("the count")
     }
 
-    /// The deadline is that of the row, whoever leads; a command is proposed again only after a pause, and the next one is waited for.
+    /// The deadline is that of the row, whoever leads; a command is proposed again only after a
+    /// pause, and the next one is waited for.
     #[test]
     fn what_runs_too_long_is_stopped_whoever_leads() {
         let mut driver = Driver::default();

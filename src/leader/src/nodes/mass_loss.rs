@@ -140,8 +140,8 @@ mod tests {
         assert_eq!(machine.next_deadline(), None);
     }
 
-    /// A new leader finds a mass loss in the state, and says nothing of it. When effects were missed
-    /// later on, what is new is said.
+    /// A new leader finds a mass loss in the state, and says nothing of it. When effects were
+    /// missed later on, what is new is said.
     #[test]
     fn a_new_leader_goes_on_with_it() {
         let back = state([down("a"), node("b"), node("c"), node("d")], None);

@@ -379,7 +379,8 @@ fn the_leader_of_an_older_term_is_not_believed() {
     assert!(keeper.knows(5) && !keeper.knows(6));
 }
 
-/// As after a server stood still: its questions were answered long ago, and it reads the answers now.
+/// As after a server stood still: its questions were answered long ago, and it reads the answers
+/// now.
 #[test]
 fn slow_answers_move_nothing_that_may_be_right() {
     let mut world = World::new(&[0, 0, 0]);

@@ -127,8 +127,9 @@ async fn a_snapshot_that_is_never_taken_in_is_given_up() {
     }
 }
 
-/// Found by the simulation (seed 31942): a leader that was deposed while it was cut off took a reply that had been under way all the time for one to the
-/// commit index it had just sent, and answered a read with a state that had been written over.
+/// Found by the simulation (seed 31942): a leader that was deposed while it was cut off took a
+/// reply that had been under way all the time for one to the commit index it had just sent, and
+/// answered a read with a state that had been written over.
 #[tokio::test]
 async fn a_reply_to_entries_does_not_answer_the_commit_index_that_follows() {
     let (ask, requests) = mpsc::channel(3);

@@ -1,14 +1,17 @@
-//! The state on disk: a shadow of the in-memory state, written behind it and off the path of acknowledgements.
+//! The state on disk: a shadow of the in-memory state, written behind it and off the path of
+//! acknowledgements.
 //!
 //! ```text
 //!  apply ──► group {rows, applied meta} ──► pending: the newest row of each key ──► one thread, every few seconds: one atomic batch ──► engine
 //! ```
 //!
-//! The engine costs microseconds a row, more than everything else that an entry costs, so it gets as few rows as can be: what changes again
-//! while it waits is written once, and a restart replays the seconds that are missing from the log.
+//! The engine costs microseconds a row, more than everything else that an entry costs, so it gets
+//! as few rows as can be: what changes again while it waits is written once, and a restart replays
+//! the seconds that are missing from the log.
 //!
-//! Invariant: what the engine holds is the state after some whole entry, named by the meta row that travels in the same batch. It may lag; it
-//! is durable only up to the last barrier, and the log is never purged beyond that.
+//! Invariant: what the engine holds is the state after some whole entry, named by the meta row that
+//! travels in the same batch. It may lag; it is durable only up to the last barrier, and the log is
+//! never purged beyond that.
 
 mod engine;
 mod layout;
@@ -78,7 +81,8 @@ pub struct Loaded {
     pub meta: AppliedMeta,
 }
 
-/// The directory that holds engines: `CURRENT` names the one in use, `OPENING` stands while one is being opened and loaded.
+/// The directory that holds engines: `CURRENT` names the one in use, `OPENING` stands while one is
+/// being opened and loaded.
 struct StateDirectory {
     disk: Arc<dyn Disk>,
     path: PathBuf,
@@ -89,8 +93,9 @@ struct StateDirectory {
 }
 
 impl StateDirectory {
-    /// Opens the current engine and loads it. An engine that does not open or load, or during whose opening the last process died, is moved
-    /// aside; the caller rebuilds from the snapshot file and the log. One of another generation stays where it is, and is an error.
+    /// Opens the current engine and loads it. An engine that does not open or load, or during whose
+    /// opening the last process died, is moved aside; the caller rebuilds from the snapshot file
+    /// and the log. One of another generation stays where it is, and is an error.
     fn open(
         disk: Arc<dyn Disk>,
         path: &Path,
@@ -223,8 +228,8 @@ fn set_aside(disk: &dyn Disk, path: &Path, name: &mut String) -> io::Result<()> 
     Ok(())
 }
 
-/// Whether something of the machine was short or held, of which the engine is not to blame: set aside for it, and once more at the next start, a sound one
-/// would be gone.
+/// Whether something of the machine was short or held, of which the engine is not to blame: set
+/// aside for it, and once more at the next start, a sound one would be gone.
 fn is_shortage(error: &io::Error) -> bool {
     let files = rustix::io::Errno::from_io_error(error);
     is_full(error)
@@ -242,8 +247,8 @@ fn sweep(disk: &dyn Disk, path: &Path, current: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// A name that no engine had, `named` (which `CURRENT` names) among them although it may be set aside: whatever a power cut brings back of an older
-/// one, it is not taken for the new one.
+/// A name that no engine had, `named` (which `CURRENT` names) among them although it may be set
+/// aside: whatever a power cut brings back of an older one, it is not taken for the new one.
 fn next_name(disk: &dyn Disk, path: &Path, named: &str) -> io::Result<String> {
     let number = |name: &str| name.strip_prefix("engine-")?.parse::<u64>().ok();
     let listed = disk.list(path)?;
@@ -319,7 +324,8 @@ enum Writer {
 #[derive(Clone)]
 pub struct Shadow {
     writer: Arc<Writer>,
-    /// The error that ended the writer. After a failed sync a second one proves nothing, so nobody may try again.
+    /// The error that ended the writer. After a failed sync a second one proves nothing, so nobody
+    /// may try again.
     died: watch::Sender<Option<String>>,
 }
 

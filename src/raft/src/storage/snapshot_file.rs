@@ -5,8 +5,9 @@
 //! row: key length u32 | key | frame length u32 | frame                                                              (little endian)
 //! ```
 //!
-//! A file gets its name only when it is whole and synced; an older one is removed only after the newer one was read back. A snapshot for which
-//! the disk has no room is put off, and never takes the log's last space.
+//! A file gets its name only when it is whole and synced; an older one is removed only after the
+//! newer one was read back. A snapshot for which the disk has no room is put off, and never takes
+//! the log's last space.
 
 use std::{
     fmt::Display,
@@ -48,7 +49,8 @@ fn invalid(path: &Path, what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// What is wrong with a part of a file that does not decode: it is of another generation, for the given reason, or damaged.
+/// What is wrong with a part of a file that does not decode: it is of another generation, for the
+/// given reason, or damaged.
 fn undecodable(path: &Path, other_generation: Option<String>, error: &dyn Display) -> io::Error {
     match other_generation {
         Some(why) => refusal(path, &why),
@@ -90,8 +92,9 @@ pub enum Received {
 }
 
 impl SnapshotDirectory {
-    /// Opens the directory, removes what a crash left half written and sets damaged files aside, so that none is ever sent to a peer. A file of
-    /// another generation is an error, before anything is set aside.
+    /// Opens the directory, removes what a crash left half written and sets damaged files aside, so
+    /// that none is ever sent to a peer. A file of another generation is an error, before anything
+    /// is set aside.
     pub fn open(disk: Arc<dyn Disk>, path: &Path) -> io::Result<Self> {
         disk.create_dir_all(path)?;
         for name in disk.list(path)? {
@@ -100,7 +103,8 @@ impl SnapshotDirectory {
                 disk.remove_file(&path.join(name))?;
             }
         }
-        // A process that was killed just before it synced a name leaves one that a power cut takes back.
+        // A process that was killed just before it synced a name leaves one that a power cut takes
+        // back.
         disk.sync_dir(path)?;
         let directory = Self { disk, path: path.to_path_buf(), shared: Arc::default() };
         let mut damaged = Vec::new();
@@ -124,8 +128,9 @@ impl SnapshotDirectory {
         &self.disk
     }
 
-    /// Gives a damaged file a name under which nobody looks for it, and keeps it for whoever wants to know. A file that could not be read this
-    /// time may be whole, and is left where it is; so is one of another generation.
+    /// Gives a damaged file a name under which nobody looks for it, and keeps it for whoever wants
+    /// to know. A file that could not be read this time may be whole, and is left where it is; so
+    /// is one of another generation.
     fn set_aside(&self, path: &Path, error: io::Error) -> io::Result<()> {
         if error.kind() != io::ErrorKind::InvalidData {
             return Err(error);
@@ -152,7 +157,8 @@ impl SnapshotDirectory {
         Ok(None)
     }
 
-    /// The newest file's path and meta, without its rows. A newer one may take its place meanwhile: then that one is the newest.
+    /// The newest file's path and meta, without its rows. A newer one may take its place meanwhile:
+    /// then that one is the newest.
     pub fn newest_meta(&self) -> io::Result<Option<(PathBuf, AppliedMeta)>> {
         let mut listings = 0;
         'listing: loop {
@@ -184,7 +190,8 @@ impl SnapshotDirectory {
         self.adopt(&temporary, meta)
     }
 
-    /// As [`Self::write`], for a snapshot that can wait: it is put off if it would take the space that the log needs.
+    /// As [`Self::write`], for a snapshot that can wait: it is put off if it would take the space
+    /// that the log needs.
     pub fn write_if_room(&self, state: &State, meta: &AppliedMeta) -> io::Result<Option<PathBuf>> {
         match self.build(state, meta, RESERVE_BYTES) {
             Ok(temporary) => {
@@ -217,7 +224,8 @@ impl SnapshotDirectory {
         self.shared.awaited_bytes.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether the next snapshot, taken to be as large as the newest, leaves the log its space. If not, it is put off.
+    /// Whether the next snapshot, taken to be as large as the newest, leaves the log its space. If
+    /// not, it is put off.
     pub fn has_room(&self) -> bool {
         // A disk that does not tell is asked by writing to it.
         let Ok(free) = self.disk.free_bytes(&self.path) else { return true };
@@ -233,8 +241,8 @@ impl SnapshotDirectory {
         true
     }
 
-    /// Whether there may be room for one that was put off although there is less than it waits for: the state may be smaller by now, which only
-    /// writing it tells.
+    /// Whether there may be room for one that was put off although there is less than it waits for:
+    /// the state may be smaller by now, which only writing it tells.
     pub fn may_have_room(&self) -> bool {
         self.disk.free_bytes(&self.path).is_ok_and(|free| free > RESERVE_BYTES)
     }
@@ -311,14 +319,16 @@ impl SnapshotDirectory {
         Ok(path)
     }
 
-    /// A file to receive a snapshot into. `name` is `TERM-INDEX-BYTES`: its last entry and its size.
+    /// A file to receive a snapshot into. `name` is `TERM-INDEX-BYTES`: its last entry and its
+    /// size.
     pub fn receive(&self, name: &str) -> io::Result<(PathBuf, Box<dyn DiskFile>)> {
         let path = self.path.join(format!("{name}{INCOMING}"));
         let file = self.disk.open(&path, OpenMode::Create)?;
         Ok((path, file))
     }
 
-    /// Takes in a piece of the snapshot of this name, unless there is a gap before it; `done`: it is the last one.
+    /// Takes in a piece of the snapshot of this name, unless there is a gap before it; `done`: it
+    /// is the last one.
     pub fn receive_piece(
         &self,
         name: &str,
@@ -338,7 +348,8 @@ impl SnapshotDirectory {
         let written = file.write_all_at(piece, offset);
         let written = written.and_then(|()| if done { file.sync_all() } else { Ok(()) });
         if let Err(error) = written {
-            // A second sync would succeed without what the first one lost, and a file without its end keeps room that others need.
+            // A second sync would succeed without what the first one lost, and a file without its
+            // end keeps room that others need.
             self.disk.remove_file(&path)?;
             return Err(error);
         }
@@ -348,8 +359,9 @@ impl SnapshotDirectory {
         Ok(Received::Part(file.size()?.min(offset.saturating_add(piece.len() as u64))))
     }
 
-    /// Removes what other transfers have left, when one begins that was not known. A transfer that is still under way begins anew: it finds itself
-    /// known by then, and removes nothing. A whole file may be about to be installed, unless there is a snapshot that is as new.
+    /// Removes what other transfers have left, when one begins that was not known. A transfer that
+    /// is still under way begins anew: it finds itself known by then, and removes nothing. A whole
+    /// file may be about to be installed, unless there is a snapshot that is as new.
     fn forget_others(&self, name: &str) -> io::Result<()> {
         let own = format!("{name}{INCOMING}");
         let names = self.disk.list(&self.path)?;
@@ -556,7 +568,8 @@ fn set_aside(disk: &dyn Disk, path: &Path, error: &io::Error) -> io::Result<()> 
     disk.sync_dir(path.parent().unwrap_or(Path::new("/")))
 }
 
-/// Sets a file aside that its receiver found damaged, if it is damaged here: it would be sent again and again.
+/// Sets a file aside that its receiver found damaged, if it is damaged here: it would be sent again
+/// and again.
 pub fn set_aside_if_damaged(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     match check(disk, path) {
         Err(error) if error.kind() == io::ErrorKind::InvalidData => set_aside(disk, path, &error),

@@ -1,4 +1,5 @@
-//! States for the tests of storage: every one differs from every other, and long rows come, grow, shrink and go.
+//! States for the tests of storage: every one differs from every other, and long rows come, grow,
+//! shrink and go.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use fsm::{

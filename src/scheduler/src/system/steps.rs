@@ -1,5 +1,5 @@
-//! The steps of a system job's deployment: canaries on a share of the nodes, then the others, `max_parallel` at a time; and back to the last stable
-//! version where canaries were, if it fails.
+//! The steps of a system job's deployment: canaries on a share of the nodes, then the others,
+//! `max_parallel` at a time; and back to the last stable version where canaries were, if it fails.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,12 @@ use crate::{
     evaluate, reconcile::Reason, rollout::Rollout, service::Older, stack::Obstacle, update::differ,
 };
 
-/// Least time between two steps back to a stable version, ms: there is no deployment that tells when an instance of it is healthy.
+/// Least time between two steps back to a stable version, ms: there is no deployment that tells
+/// when an instance of it is healthy.
 const STEP_BACK_MS_MIN: u64 = 1_000;
 
-/// The older versions of the job that may be placed once more while its current one is held back. `stable` may be wherever canaries are.
+/// The older versions of the job that may be placed once more while its current one is held back.
+/// `stable` may be wherever canaries are.
 pub(super) fn older_versions(
     rollout: &Rollout<'_>,
     (create_index, version): (u64, u64),
@@ -77,7 +79,8 @@ impl Work<'_> {
         Step { canaries, is_open: self.rollout.is_open(group, begins), ..Step::default() }
     }
 
-    /// Whether canaries that were not promoted are all that differs, and the version runs what the last stable one does: that needs no canaries.
+    /// Whether canaries that were not promoted are all that differs, and the version runs what the
+    /// last stable one does: that needs no canaries.
     fn only_goes_back(&self, group: &TaskGroup, standing: &Standing<'_>) -> bool {
         let is_same = |stable: &JobVersion| {
             let old = stable.spec.group(&group.name);
@@ -94,9 +97,10 @@ impl Work<'_> {
         differ(&stable.spec, old, self.spec, group).then_some(stable.version)
     }
 
-    /// Puts the last stable version in the place of canaries of a deployment that has failed; false when the plan is full. Those that serve nobody go
-    /// at once, the others `max_parallel` at a time, less what is down already. A canary goes on where the stable version has no room, and ends where it
-    /// may not run.
+    /// Puts the last stable version in the place of canaries of a deployment that has failed; false
+    /// when the plan is full. Those that serve nobody go at once, the others `max_parallel` at a
+    /// time, less what is down already. A canary goes on where the stable version has no room, and
+    /// ends where it may not run.
     pub(super) fn give_back(
         &mut self,
         number: usize,
@@ -134,7 +138,8 @@ impl Work<'_> {
         true
     }
 
-    /// Has the next step back taken when this one's instances have run for as long as healthy ones do.
+    /// Has the next step back taken when this one's instances have run for as long as healthy ones
+    /// do.
     fn look_again(&mut self, strategy: &UpdateStrategy) {
         let due = self.draft.pass.now.saturating_add(strategy.healthy_ms_min.max(STEP_BACK_MS_MIN));
         let own = self.draft.pass.evaluation.id;
@@ -158,8 +163,8 @@ impl Work<'_> {
             || allocation.client_at.saturating_add(least) > self.draft.pass.now
     }
 
-    /// Begins a deployment if this version needs one; one that goes on learns what it is to reach on the nodes of today. Nodes without room are not
-    /// waited for.
+    /// Begins a deployment if this version needs one; one that goes on learns what it is to reach
+    /// on the nodes of today. Nodes without room are not waited for.
     pub(super) fn set_goals(&mut self, standings: &[Standing<'_>], steps: &[Step]) {
         let groups = self.spec.groups.iter().zip(standings).zip(steps).filter_map(
             |((group, standing), step)| {
@@ -195,8 +200,8 @@ impl Work<'_> {
         }
     }
 
-    /// How many instances of older versions this pass may replace: canaries until there are enough, then the others, `max_parallel` at a time less
-    /// what is not healthy yet.
+    /// How many instances of older versions this pass may replace: canaries until there are enough,
+    /// then the others, `max_parallel` at a time less what is not healthy yet.
     pub(super) fn limit(
         &mut self,
         number: usize,
@@ -218,8 +223,9 @@ impl Work<'_> {
         limit as usize
     }
 
-    /// What may be placed on a node without an instance while the deployment holds back what is new: what takes the place of another, in the version of
-    /// that one, and canaries that are still wanted.
+    /// What may be placed on a node without an instance while the deployment holds back what is
+    /// new: what takes the place of another, in the version of that one, and canaries that are
+    /// still wanted.
     pub(super) fn held(
         &self,
         standing: &Standing<'_>,

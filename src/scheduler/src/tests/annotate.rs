@@ -72,7 +72,8 @@ fn a_canary_is_not_placed() {
     assert_eq!(changed, GroupAnnotation { canary: 2, ignore: 10, ..NOTHING });
 }
 
-/// A canary of a system job takes somebody's place, and is counted once; so is what takes the place of a canary.
+/// A canary of a system job takes somebody's place, and is counted once; so is what takes the place
+/// of a canary.
 #[test]
 fn a_canary_in_the_place_of_another_is_counted_once() {
     let mut cluster = Cluster::with_nodes(3);
@@ -139,7 +140,8 @@ fn what_cannot_be_placed_is_counted() {
     assert_eq!(update, GroupAnnotation { destructive_update: 1, ..NOTHING });
 }
 
-/// Of a batch job what is done fills its place, and so does what has failed and waits for another attempt: a plan leaves both as they are.
+/// Of a batch job what is done fills its place, and so does what has failed and waits for another
+/// attempt: a plan leaves both as they are.
 #[test]
 fn what_has_ended_and_stays_is_ignored() {
     let mut cluster = Cluster::with_nodes(5);

@@ -1,5 +1,5 @@
-//! Deployments in exact numbers, ten instances unless a test says otherwise: the conformance scenarios of canaries, promotions, health and failures
-//! (S11, R8, R13, R15 to R18, R20, R21).
+//! Deployments in exact numbers, ten instances unless a test says otherwise: the conformance
+//! scenarios of canaries, promotions, health and failures (S11, R8, R13, R15 to R18, R20, R21).
 
 use fsm::{
     AllocationId, ClientStatus, DeploymentStatus, JobSpec, Liveness, Plan, Trigger,
@@ -40,7 +40,8 @@ fn ignored(cluster: &Cluster, spec: &JobSpec, plan: &Plan) -> u32 {
     annotate(&cluster.state, plan, Some(spec))["web"].ignore
 }
 
-/// S11: two canaries are placed and none is stopped; a promotion goes on with `max_parallel`, a failure by hand ends the canaries.
+/// S11: two canaries are placed and none is stopped; a promotion goes on with `max_parallel`, a
+/// failure by hand ends the canaries.
 #[test]
 fn s11_canaries_promoted_or_failed_by_hand() {
     for promoted in [true, false] {
@@ -57,8 +58,8 @@ fn s11_canaries_promoted_or_failed_by_hand() {
     }
 }
 
-/// R8: a group without instances gets all of them beside one that lacks some; where all are there, an update block of one group changes nothing while its
-/// deployment goes on.
+/// R8: a group without instances gets all of them beside one that lacks some; where all are there,
+/// an update block of one group changes nothing while its deployment goes on.
 #[test]
 fn r8_two_groups() {
     let mut cluster = Cluster::with_nodes(20);
@@ -112,8 +113,9 @@ fn r13_failing_canaries() {
     assert_eq!(names(&cluster, &spec, 0).len(), 10, "the older ones are untouched");
 }
 
-/// R15: canaries have the first names and everything else is left as it is, also when the count rises; what is too much when it falls ends. There are never more
-/// canaries than instances, and those that are missing are placed under the missing names.
+/// R15: canaries have the first names and everything else is left as it is, also when the count
+/// rises; what is too much when it falls ends. There are never more canaries than instances, and
+/// those that are missing are placed under the missing names.
 #[test]
 fn r15_a_new_deployment_with_canaries() {
     for (count, canaries, stops) in [(10, 2, 0), (15, 2, 0), (5, 2, 5), (3, 7, 7)] {
@@ -153,7 +155,8 @@ fn r15_a_new_deployment_with_canaries() {
     assert!(plan.placements[0].canary);
 }
 
-/// R16: canaries of an older version end when there is a newer one; one on a drained node moves, one that is lost is replaced, both by canaries.
+/// R16: canaries of an older version end when there is a newer one; one on a drained node moves,
+/// one that is lost is replaced, both by canaries.
 #[test]
 fn r16_canaries_that_end() {
     let (mut cluster, spec, old) = begun(10, 2);
@@ -175,8 +178,9 @@ fn r16_canaries_that_end() {
     assert!(canaries.iter().any(|one| one.previous == Some(lost)), "{step:?}");
 }
 
-/// R17: of ten and two promoted canaries the two of the same names end, two are replaced, and eight instances are left as they are. Where there are as many
-/// canaries as instances all older ones end, nothing is replaced, and the deployment is complete.
+/// R17: of ten and two promoted canaries the two of the same names end, two are replaced, and eight
+/// instances are left as they are. Where there are as many canaries as instances all older ones
+/// end, nothing is replaced, and the deployment is complete.
 #[test]
 fn r17_a_promotion() {
     let (mut cluster, spec, plan) = begun(10, 2);
@@ -200,7 +204,8 @@ fn r17_a_promotion() {
     assert_eq!(names(&cluster, &spec, 1), [0, 1, 2]);
 }
 
-/// R18: as many as are healthy of the four that were placed are replaced next; one that is unhealthy stops everything.
+/// R18: as many as are healthy of the four that were placed are replaced next; one that is
+/// unhealthy stops everything.
 #[test]
 fn r18_steps_follow_health() {
     for healthy in 0..=4 {
@@ -219,8 +224,8 @@ fn r18_steps_follow_health() {
     assert_eq!(cluster.plan(&spec, Trigger::DeploymentWatcher).placements.len(), 0);
 }
 
-/// R20: after a failure what is on a drained node is replaced and nothing is updated; a newer version begins with four of its own, and what failed of the
-/// older one is not tried again.
+/// R20: after a failure what is on a drained node is replaced and nothing is updated; a newer
+/// version begins with four of its own, and what failed of the older one is not tried again.
 #[test]
 fn r20_a_failed_deployment() {
     let (mut cluster, spec, plan) = rolling();
@@ -243,8 +248,8 @@ fn r20_a_failed_deployment() {
     assert_eq!(begun, 4, "{updated:?}");
 }
 
-/// R21: a deployment is complete when all are placed and healthy, whatever has failed before; a larger count that is asked for while nobody is healthy yet
-/// is placed, and replaces no more.
+/// R21: a deployment is complete when all are placed and healthy, whatever has failed before; a
+/// larger count that is asked for while nobody is healthy yet is placed, and replaces no more.
 #[test]
 fn r21_a_complete_deployment() {
     let (mut cluster, spec, mut plan) = rolling();
@@ -269,7 +274,8 @@ fn r21_a_complete_deployment() {
     assert!(cluster.plan(&spec, Trigger::JobRegister).is_no_op(), "a second evaluation");
 }
 
-/// A version that comes in the middle of a step of another replaces what that one has just begun, and leaves what is healthy alone.
+/// A version that comes in the middle of a step of another replaces what that one has just begun,
+/// and leaves what is healthy alone.
 #[test]
 fn a_version_in_the_middle_of_a_step_replaces_what_is_not_healthy_yet() {
     let (mut cluster, spec, plan) = rolling();

@@ -1,4 +1,5 @@
-//! A cluster in a test: builders for rows, one pass, and applying its plan without the state machine's checks (the checker is asked instead).
+//! A cluster in a test: builders for rows, one pass, and applying its plan without the state
+//! machine's checks (the checker is asked instead).
 
 use std::{cell::RefCell, collections::BTreeMap, sync::Arc};
 
@@ -390,7 +391,8 @@ impl Cluster {
         plan
     }
 
-    /// Applies a plan by the state machine's own rules, none of which it may break; new allocations run, healthy for a long time, and stopped ones end.
+    /// Applies a plan by the state machine's own rules, none of which it may break; new allocations
+    /// run, healthy for a long time, and stopped ones end.
     pub(crate) fn apply(&mut self, plan: &Plan) {
         self.begin(plan);
         let waiting =

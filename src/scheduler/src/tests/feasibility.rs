@@ -81,7 +81,8 @@ fn f5_operands() {
     }
 }
 
-/// F4: nodes of one class are checked once, and each is counted for the reason; unique attributes escape that.
+/// F4: nodes of one class are checked once, and each is counted for the reason; unique attributes
+/// escape that.
 #[test]
 fn f4_class_memo() {
     let mut cluster = Cluster::with_nodes(6);
@@ -122,7 +123,8 @@ fn patterns_that_cost_too_much_are_a_reason() {
     assert_eq!((plan.placements.len(), metrics.nodes_filtered), (0, 3));
 }
 
-/// A constraint of half a megabyte is not kept again with each evaluation that it leaves without nodes.
+/// A constraint of half a megabyte is not kept again with each evaluation that it leaves without
+/// nodes.
 #[test]
 fn a_long_constraint_is_cut_in_reasons() {
     let mut cluster = Cluster::with_nodes(3);
@@ -135,7 +137,8 @@ fn a_long_constraint_is_cut_in_reasons() {
     assert!(format!("{outcome:?}").len() < 5_000);
 }
 
-/// A constraint that comes with an update, and that nobody meets, is named, though each class was looked at for those that run.
+/// A constraint that comes with an update, and that nobody meets, is named, though each class was
+/// looked at for those that run.
 #[test]
 fn a_constraint_that_nobody_meets_is_named_in_an_update() {
     let mut cluster = Cluster::with_nodes(3);
@@ -219,7 +222,8 @@ fn s7_distinct_hosts() {
     assert_eq!(cluster.run(&spec).counts(), (6, 6, 0));
 }
 
-/// S7: instances that may not share a host any more: one stays, the other moves, one at a time if the job says so.
+/// S7: instances that may not share a host any more: one stays, the other moves, one at a time if
+/// the job says so.
 #[test]
 fn s7_distinct_hosts_that_come_later() {
     for (max_parallel, moves) in [(0, 3), (1, 1)] {
@@ -277,7 +281,8 @@ fn s7_distinct_hosts_of_a_group() {
     assert_eq!(cluster.run(&spec).placements.len(), 4);
 }
 
-/// S7: an instance that is updated in place keeps its value, and one that comes beside it needs another.
+/// S7: an instance that is updated in place keeps its value, and one that comes beside it needs
+/// another.
 #[test]
 fn s7_what_is_updated_in_place_keeps_its_property() {
     for (racks, placed) in [(1, 0), (2, 1)] {

@@ -1,4 +1,5 @@
-//! The language of constraints against a second, simpler reading of each rule: 2,000 random comparisons.
+//! The language of constraints against a second, simpler reading of each rule: 2,000 random
+//! comparisons.
 
 use std::{cmp::Ordering, collections::BTreeSet};
 

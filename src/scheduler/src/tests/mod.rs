@@ -1,4 +1,5 @@
-//! Tests of whole passes: a small language for clusters, and a stand-in for the plan applier that keeps the cluster going.
+//! Tests of whole passes: a small language for clusters, and a stand-in for the plan applier that
+//! keeps the cluster going.
 
 mod cluster;
 

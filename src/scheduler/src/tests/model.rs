@@ -1,5 +1,6 @@
-//! Plans against a model that shares nothing with the planner: what a plan places may be there, what it leaves out could not be placed, what it
-//! stops had to stop, and the numbers add up. Random clusters with other jobs, pools, datacenters, ports, constraints; random changes.
+//! Plans against a model that shares nothing with the planner: what a plan places may be there,
+//! what it leaves out could not be placed, what it stops had to stop, and the numbers add up.
+//! Random clusters with other jobs, pools, datacenters, ports, constraints; random changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -154,7 +155,8 @@ fn is_held(state: &State, spec: &JobSpec, group: &TaskGroup, plan: &Plan) -> boo
     has_steps && is_held
 }
 
-/// How many a held group has at least: as many as the newest older version of which an instance holds its place wants, and no more than are wanted now.
+/// How many a held group has at least: as many as the newest older version of which an instance
+/// holds its place wants, and no more than are wanted now.
 fn least_while_held(state: &State, spec: &JobSpec, group: &TaskGroup, plan: &Plan) -> usize {
     let older = state.allocations_of_job(&spec.key).filter(|row| {
         row.group == group.name
@@ -233,7 +235,8 @@ impl<'a> After<'a> {
         self.instances.iter().filter(move |one| one.of_job && (of_job || one.group == group))
     }
 
-    /// Whether `more` instances of the group may be on the node, given who else there is of the job.
+    /// Whether `more` instances of the group may be on the node, given who else there is of the
+    /// job.
     fn is_distinct_with(&self, group: &'a TaskGroup, node: &Node, more: usize) -> bool {
         constraints(self.spec, group).into_iter().all(|(of_job, constraint)| {
             match &*constraint.operand {
@@ -377,7 +380,8 @@ fn canaries(state: &State, spec: &JobSpec, group: &str, plan: &Plan) -> usize {
     kept + placed
 }
 
-/// Whether a row counts towards what its group wants: it lives where it can, has done its work, or has failed and not been made up for.
+/// Whether a row counts towards what its group wants: it lives where it can, has done its work, or
+/// has failed and not been made up for.
 fn counts(state: &State, row: &Allocation, spec: &JobSpec, plan: &Plan) -> bool {
     if is_over(state, row, spec, plan) {
         return true;
@@ -398,7 +402,8 @@ fn counts(state: &State, row: &Allocation, spec: &JobSpec, plan: &Plan) -> bool 
     }
 }
 
-/// Whether a drain or a user has ended an instance that is not run again for that, or this plan does.
+/// Whether a drain or a user has ended an instance that is not run again for that, or this plan
+/// does.
 fn is_over(state: &State, row: &Allocation, spec: &JobSpec, plan: &Plan) -> bool {
     let is_asked = row.transition.migrate && !row.transition.reschedule;
     let ends = plan

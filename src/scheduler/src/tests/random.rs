@@ -1,4 +1,5 @@
-//! Random clusters and jobs: every plan keeps the rules, repeats itself, and a life of plans ends with what was asked for or a reason.
+//! Random clusters and jobs: every plan keeps the rules, repeats itself, and a life of plans ends
+//! with what was asked for or a reason.
 
 use fsm::{
     ClientStatus, EvaluationStatus, JobKind, JobSpec, Liveness, Trigger,

@@ -145,7 +145,8 @@ fn r3_max_parallel_zero_replaces_all_at_once() {
     check(&cluster.plan(&changed, Trigger::JobRegister), 10, 10, 0);
 }
 
-/// A step is followed by the next one as its instances become healthy, and by none while one of them is unhealthy. No evaluation waits for that.
+/// A step is followed by the next one as its instances become healthy, and by none while one of
+/// them is unhealthy. No evaluation waits for that.
 #[test]
 fn r3_max_parallel_limits_a_step_and_health_brings_the_next() {
     let (mut cluster, spec, _) = existing(10);
@@ -206,7 +207,8 @@ fn missing_instances_count_against_the_step() {
     check(&cluster.plan(&changed, Trigger::JobRegister), 4, 1, 0);
 }
 
-/// When nothing but room is missing, the blocked evaluation goes on with the update; a step that comes again and again would find nothing new.
+/// When nothing but room is missing, the blocked evaluation goes on with the update; a step that
+/// comes again and again would find nothing new.
 #[test]
 fn an_update_without_room_waits_for_room_only() {
     let (mut cluster, spec, _) = existing(10);
@@ -275,7 +277,8 @@ fn r7_a_stopped_or_purged_job_stops_what_lives() {
     }
 }
 
-/// A job that is purged and registered as another kind: what is left of the first ends, and the second gets what it wants in one plan.
+/// A job that is purged and registered as another kind: what is left of the first ends, and the
+/// second gets what it wants in one plan.
 #[test]
 fn a_job_of_another_kind_takes_over_an_id() {
     for kind in [JobKind::System, JobKind::Sysbatch] {
@@ -298,7 +301,8 @@ fn a_job_of_another_kind_takes_over_an_id() {
     }
 }
 
-/// The same kind again: what runs goes on under the new incarnation, finished batch work runs again.
+/// The same kind again: what runs goes on under the new incarnation, finished batch work runs
+/// again.
 #[test]
 fn a_purged_job_that_is_registered_again_takes_over_what_runs() {
     for kind in [JobKind::Service, JobKind::Batch] {
@@ -379,8 +383,9 @@ fn s14_migration_is_by_flag() {
     assert_eq!(plan.names(), [2]);
 }
 
-/// An instance of a batch job that a drain or a user stops is not run again by itself: it keeps its place until the job changes, or somebody
-/// asks for another. That its node is lost while it stops changes nothing.
+/// An instance of a batch job that a drain or a user stops is not run again by itself: it keeps its
+/// place until the job changes, or somebody asks for another. That its node is lost while it stops
+/// changes nothing.
 #[test]
 fn a_batch_instance_that_was_stopped_is_not_run_again() {
     let mut cluster = Cluster::with_nodes(4);

@@ -15,7 +15,8 @@ fn running(kind: JobKind) -> (Cluster, JobSpec, Vec<AllocationId>) {
     (cluster, spec, ids)
 }
 
-/// S15: a failure is replaced after its delay, by name, with a history; the failed one is marked stopped.
+/// S15: a failure is replaced after its delay, by name, with a history; the failed one is marked
+/// stopped.
 #[test]
 fn s15_later_then_now() {
     let (mut cluster, spec, ids) = running(JobKind::Service);
@@ -95,7 +96,8 @@ fn r11_a_policy_may_forbid() {
     assert_eq!(cluster.plan(&spec, Trigger::AllocStop).counts(), (1, 1, 0));
 }
 
-/// A policy without attempts and without limit never reschedules; an old failure is out of the interval.
+/// A policy without attempts and without limit never reschedules; an old failure is out of the
+/// interval.
 #[test]
 fn attempts_count_within_the_interval() {
     let (mut cluster, spec, ids) = running(JobKind::Batch);
@@ -213,8 +215,8 @@ fn a_reschedule_without_room_leaves_the_failed_one_as_it_is() {
     assert_eq!((plan.queued(), plan.blocked().len()), (1, 1));
 }
 
-/// I47: another plan takes the last room first, so that the replacement is dropped: the failed one is not stopped, and what comes of the next pass
-/// remembers it.
+/// I47: another plan takes the last room first, so that the replacement is dropped: the failed one
+/// is not stopped, and what comes of the next pass remembers it.
 #[test]
 fn a_reschedule_that_lost_its_race_is_remembered() {
     let mut cluster = Cluster::with_nodes(1);
@@ -259,7 +261,8 @@ fn s22_batch_instances_by_what_became_of_them() {
     assert_eq!(plan.names(), [1, 2]);
 }
 
-/// A failure that is waiting is overtaken by an update that replaces it; nobody waits for it any more.
+/// A failure that is waiting is overtaken by an update that replaces it; nobody waits for it any
+/// more.
 #[test]
 fn a_waiting_failure_is_replaced_by_an_update() {
     let (mut cluster, spec, ids) = running(JobKind::Service);
@@ -287,7 +290,8 @@ fn a_waiting_failure_beyond_the_count_is_forgotten() {
     assert!(plan.follow_ups.is_empty());
 }
 
-/// What failed and was not wanted any more is no instance when more are wanted again, or its group is.
+/// What failed and was not wanted any more is no instance when more are wanted again, or its group
+/// is.
 #[test]
 fn what_failed_and_was_not_wanted_does_not_count_again() {
     for count in [9, 0] {

@@ -103,7 +103,8 @@ fn d3_canaries_come_first_and_nothing_else_is_touched() {
     assert_eq!(names(&cluster, &spec, 0), [0, 1, 2, 3, 4]);
 }
 
-/// The instances whose names the canaries have go first, then the rest in steps; in the end names are those of the count.
+/// The instances whose names the canaries have go first, then the rest in steps; in the end names
+/// are those of the count.
 #[test]
 fn d3_a_promotion_replaces_the_rest_in_steps() {
     let (mut cluster, spec, plan) = begun(5, 2);
@@ -143,7 +144,8 @@ fn d3_canaries_of_a_deployment_that_is_over_end() {
     }
 }
 
-/// While canaries wait, and after the failure, an instance that is lost comes back in its own version, on a node that has what that version needs.
+/// While canaries wait, and after the failure, an instance that is lost comes back in its own
+/// version, on a node that has what that version needs.
 #[test]
 fn what_is_lost_meanwhile_comes_back_in_its_own_version() {
     for fails in [false, true] {
@@ -205,7 +207,8 @@ fn a_paused_deployment_waits() {
     assert_eq!(cluster.plan(&spec, Trigger::DeploymentWatcher).counts(), (2, 2, 0));
 }
 
-/// What a failed deployment placed is not tried again when it fails; a first version that failed places nothing more.
+/// What a failed deployment placed is not tried again when it fails; a first version that failed
+/// places nothing more.
 #[test]
 fn a_failed_deployment_places_nothing_more() {
     let mut cluster = Cluster::with_nodes(20);
@@ -264,7 +267,8 @@ fn an_older_version_is_placed_with_regard_to_all_versions() {
     assert!(!taken.contains(&plan.placements[0].node), "{plan:?}");
 }
 
-/// What comes back in its older version heeds the constraints that the job had then, also if the current version has others.
+/// What comes back in its older version heeds the constraints that the job had then, also if the
+/// current version has others.
 #[test]
 fn an_older_version_heeds_the_constraints_of_its_own_job() {
     let mut cluster = Cluster::with_nodes(3);
@@ -285,7 +289,8 @@ fn an_older_version_heeds_the_constraints_of_its_own_job() {
     assert_eq!((plan.counts(), plan.queued()), ((0, 0, 0), 1), "the others have their hosts");
 }
 
-/// What the job asked of all its groups together in that version counts the instances of all of them.
+/// What the job asked of all its groups together in that version counts the instances of all of
+/// them.
 #[test]
 fn an_older_version_keeps_away_from_the_other_groups_of_its_job() {
     for (left, operand) in [("", "distinct_hosts"), ("${node.unique.id}", "distinct_property")] {
@@ -322,7 +327,8 @@ fn an_older_version_keeps_away_from_the_other_groups_of_its_job() {
     }
 }
 
-/// What is replaced in its older version is on its way out: it evicts nothing, whatever the priority of the current version is.
+/// What is replaced in its older version is on its way out: it evicts nothing, whatever the
+/// priority of the current version is.
 #[test]
 fn an_older_version_evicts_nothing() {
     let mut cluster = Cluster::with_nodes(3);
@@ -357,7 +363,8 @@ fn an_older_version_evicts_nothing() {
     assert!(plan.placements[0].canary && !plan.placements[0].preempts.is_empty(), "{plan:?}");
 }
 
-/// A rollout that is failed after its promotion, and taken back: the promoted canary has the name of an instance that goes on, and only one of both stays.
+/// A rollout that is failed after its promotion, and taken back: the promoted canary has the name
+/// of an instance that goes on, and only one of both stays.
 #[test]
 fn a_promoted_canary_that_is_taken_back_leaves_its_name() {
     for count in [3, 4] {
@@ -391,8 +398,9 @@ fn a_promoted_canary_that_is_taken_back_leaves_its_name() {
     }
 }
 
-/// Two of four have failed for good; the next version changes nothing that they would need new instances for, but it is another attempt. They come
-/// first and use up the step: those that run are left alone until both are healthy again.
+/// Two of four have failed for good; the next version changes nothing that they would need new
+/// instances for, but it is another attempt. They come first and use up the step: those that run
+/// are left alone until both are healthy again.
 #[test]
 fn a_failed_instance_is_tried_again_by_a_new_version() {
     let mut cluster = Cluster::with_nodes(20);
@@ -424,7 +432,8 @@ fn a_failed_instance_is_tried_again_by_a_new_version() {
     assert!(cluster.state.active_deployment(&spec.key).is_none(), "it was successful");
 }
 
-/// An instance that has failed, or has not started yet, and finds no room is down, and counts: nothing else is taken down for it.
+/// An instance that has failed, or has not started yet, and finds no room is down, and counts:
+/// nothing else is taken down for it.
 #[test]
 fn an_instance_that_is_not_well_and_has_no_room_uses_up_the_step() {
     for how in [ClientStatus::Failed, ClientStatus::Pending] {
@@ -465,7 +474,8 @@ fn a_failed_instance_alone_is_no_reason_for_canaries() {
     assert!(cluster.state.active_deployment(&spec.key).is_none(), "it was successful");
 }
 
-/// A smaller count ends first what serves nobody. What is left has numbers below the count once it is replaced.
+/// A smaller count ends first what serves nobody. What is left has numbers below the count once it
+/// is replaced.
 #[test]
 fn a_smaller_count_ends_first_what_is_not_well() {
     for how in [ClientStatus::Failed, ClientStatus::Pending] {
@@ -491,7 +501,8 @@ fn a_smaller_count_ends_first_what_is_not_well() {
     }
 }
 
-/// A promotion ends first what has failed of the older version, and what runs beside the promoted canaries takes the free names.
+/// A promotion ends first what has failed of the older version, and what runs beside the promoted
+/// canaries takes the free names.
 #[test]
 fn a_promotion_ends_first_what_has_failed() {
     let (mut cluster, spec, plan) = begun_with(10, 1, 2);
@@ -513,7 +524,8 @@ fn a_promotion_ends_first_what_has_failed() {
     assert_eq!(names(&cluster, &spec, 1), (0..10).collect::<Vec<_>>());
 }
 
-/// What an agent has forgotten comes back while canaries wait and after a failure, although nothing tells what it takes the place of.
+/// What an agent has forgotten comes back while canaries wait and after a failure, although nothing
+/// tells what it takes the place of.
 #[test]
 fn what_an_agent_has_forgotten_comes_back_meanwhile() {
     for fails in [false, true] {
@@ -532,7 +544,8 @@ fn what_an_agent_has_forgotten_comes_back_meanwhile() {
     }
 }
 
-/// What was lost and found no room is no predecessor any more in the next pass, and comes back nevertheless.
+/// What was lost and found no room is no predecessor any more in the next pass, and comes back
+/// nevertheless.
 #[test]
 fn what_is_lost_without_room_comes_back_when_there_is_some() {
     let (mut cluster, spec, plan) = begun_on(3, 2);
@@ -556,7 +569,8 @@ fn canaries_without_room_wait() {
     assert!(plan.outcome.unwrap().waiting.contains("web"));
 }
 
-/// Of an older version comes back what that wanted, and no more than is wanted now: a larger count comes with the new version.
+/// Of an older version comes back what that wanted, and no more than is wanted now: a larger count
+/// comes with the new version.
 #[test]
 fn what_comes_back_meanwhile_is_bounded_by_both_counts() {
     for (count, lost, back) in [(5, 2, 2), (7, 2, 2), (4, 2, 1), (2, 2, 0)] {
@@ -586,7 +600,8 @@ fn what_comes_back_meanwhile_is_bounded_by_both_counts() {
     }
 }
 
-/// Instances that come back in an older version, with names beyond its count, are among those that it wants: no free name comes beside them.
+/// Instances that come back in an older version, with names beyond its count, are among those that
+/// it wants: no free name comes beside them.
 #[test]
 fn an_older_version_comes_back_as_often_as_it_wants() {
     let mut cluster = Cluster::with_nodes(20);
@@ -611,7 +626,8 @@ fn an_older_version_comes_back_as_often_as_it_wants() {
     assert_eq!(names(&cluster, &spec, 1).len(), 3);
 }
 
-/// A paused deployment fills what is missing, whatever it was, with the older version; a promoted canary that failed is another matter: it holds its place.
+/// A paused deployment fills what is missing, whatever it was, with the older version; a promoted
+/// canary that failed is another matter: it holds its place.
 #[test]
 fn a_paused_deployment_fills_up() {
     let mut cluster = Cluster::with_nodes(20);
@@ -634,7 +650,8 @@ fn a_paused_deployment_fills_up() {
     assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
 }
 
-/// When nothing of an older version is left, the last stable one stands in: not if the job was stopped since, nor in a group that is new.
+/// When nothing of an older version is left, the last stable one stands in: not if the job was
+/// stopped since, nor in a group that is new.
 #[test]
 fn the_last_stable_version_stands_in_when_nothing_is_left() {
     for (stopped, is_new) in [(false, false), (true, false), (false, true)] {
@@ -666,7 +683,8 @@ fn the_last_stable_version_stands_in_when_nothing_is_left() {
     }
 }
 
-/// A drain ends an instance of a version whose deployment failed, and no other node takes that version: the older one stands in at once, or waits for room.
+/// A drain ends an instance of a version whose deployment failed, and no other node takes that
+/// version: the older one stands in at once, or waits for room.
 #[test]
 fn an_older_version_stands_in_for_what_a_drain_ends() {
     for has_room in [true, false] {
@@ -700,8 +718,9 @@ fn an_older_version_stands_in_for_what_a_drain_ends() {
     }
 }
 
-/// A drain ends an instance of an older version that no other node takes, while one of a still older version holds its place. The next pass would ask
-/// for that one: it stands in at once, or waits for room.
+/// A drain ends an instance of an older version that no other node takes, while one of a still
+/// older version holds its place. The next pass would ask for that one: it stands in at once, or
+/// waits for room.
 #[test]
 fn a_still_older_version_stands_in_for_what_a_drain_ends() {
     for has_room in [true, false] {
@@ -778,8 +797,9 @@ fn what_nothing_stands_in_for_waits() {
     assert_eq!((plan.queued(), plan.blocked().len()), (1, 1));
 }
 
-/// An evaluation that waits for room for the current version does not wait for room for the older one that comes back once the deployment has failed: it
-/// sleeps through gains of classes that are of no use to it.
+/// An evaluation that waits for room for the current version does not wait for room for the older
+/// one that comes back once the deployment has failed: it sleeps through gains of classes that are
+/// of no use to it.
 #[test]
 fn who_waits_for_the_current_version_does_not_wait_for_an_older_one() {
     let mut cluster = Cluster::with_nodes(1);
@@ -807,7 +827,8 @@ fn who_waits_for_the_current_version_does_not_wait_for_an_older_one() {
     assert!(waiting.class_eligibility.values().all(|eligible| *eligible));
 }
 
-/// A group that is updated all at once is no part of the deployment: what that comes to is nothing to it.
+/// A group that is updated all at once is no part of the deployment: what that comes to is nothing
+/// to it.
 #[test]
 fn a_group_without_steps_goes_on_while_a_deployment_is_over() {
     for verb in ["fail", "pause"] {
@@ -835,7 +856,8 @@ fn a_group_without_steps_goes_on_while_a_deployment_is_over() {
     }
 }
 
-/// A version whose instance failed is stopped, and the job run again with a mended one: nothing of the first counts, or comes back.
+/// A version whose instance failed is stopped, and the job run again with a mended one: nothing of
+/// the first counts, or comes back.
 #[test]
 fn a_stopped_job_leaves_nothing_that_counts() {
     for canaries in [0, 1] {
@@ -856,7 +878,8 @@ fn a_stopped_job_leaves_nothing_that_counts() {
     }
 }
 
-/// The canary of a version that a promoted canary takes in place finds no room at first: it does not take that one's name later.
+/// The canary of a version that a promoted canary takes in place finds no room at first: it does
+/// not take that one's name later.
 #[test]
 fn a_canary_that_comes_late_has_a_name_of_its_own() {
     let (mut cluster, mut spec, plan) = begun_on(4, 3);
@@ -920,7 +943,8 @@ fn canaries_and_successors_have_numbers_below_the_count() {
     assert_eq!(cluster.plan(&spec, Trigger::NodeDrain).names(), [0]);
 }
 
-/// The last step of a version that was successful already: its deployment wants what is left to be done.
+/// The last step of a version that was successful already: its deployment wants what is left to be
+/// done.
 #[test]
 fn a_deployment_after_a_successful_one_wants_what_is_left() {
     let (mut cluster, spec, plan) = begun(3, 3);
@@ -939,7 +963,8 @@ fn a_deployment_after_a_successful_one_wants_what_is_left() {
     assert!(cluster.state.active_deployment(&spec.key).is_none(), "it is successful again");
 }
 
-/// More than a plan holds take the version as they run: what is to be replaced is seen nevertheless, and begins with a canary.
+/// More than a plan holds take the version as they run: what is to be replaced is seen
+/// nevertheless, and begins with a canary.
 #[test]
 fn a_plan_full_of_updates_in_place_begins_with_canaries() {
     const MORE_THAN_A_PLAN: u32 = 5_001;
@@ -959,8 +984,9 @@ fn a_plan_full_of_updates_in_place_begins_with_canaries() {
     assert_eq!(plan.deployment.unwrap().goals["web"].canaries, 1);
 }
 
-/// A version that fails after its promotion, and was to be reverted, is replaced without canaries: they would wait for a person while it serves. A version
-/// that somebody makes of it later has some.
+/// A version that fails after its promotion, and was to be reverted, is replaced without canaries:
+/// they would wait for a person while it serves. A version that somebody makes of it later has
+/// some.
 #[test]
 fn the_way_back_after_a_promotion_has_no_canaries() {
     for reverts in [true, false] {

@@ -25,7 +25,8 @@ fn s1_ten_instances_on_ten_nodes_in_one_plan() {
     assert_eq!(again.status(), EvaluationStatus::Complete);
 }
 
-/// S2, S6, SC-26: no node, one blocked evaluation; it re-blocks until there is a node and then places all.
+/// S2, S6, SC-26: no node, one blocked evaluation; it re-blocks until there is a node and then
+/// places all.
 #[test]
 fn s2_a_blocked_evaluation_waits_for_nodes() {
     let mut cluster = Cluster::new();
@@ -169,7 +170,8 @@ fn who_waits_for_a_property_wakes_with_every_class() {
     assert!(plan.blocked()[0].escaped);
 }
 
-/// One that waits for another group is not enough: what is of no use to that group may be what this one needs.
+/// One that waits for another group is not enough: what is of no use to that group may be what this
+/// one needs.
 #[test]
 fn a_blocked_evaluation_of_another_group_is_not_enough() {
     let mut cluster = Cluster::new();
@@ -236,7 +238,8 @@ fn a_failed_replacement_keeps_its_predecessor() {
     assert_eq!(cluster.live(&spec).len(), 2);
 }
 
-/// Of two instances only the second has a node where the new version fits: it is updated, the first goes on, and a blocked evaluation waits.
+/// Of two instances only the second has a node where the new version fits: it is updated, the first
+/// goes on, and a blocked evaluation waits.
 #[test]
 fn an_instance_without_room_does_not_hold_up_an_update() {
     let mut cluster = Cluster::with_nodes(2);
@@ -259,7 +262,8 @@ fn an_instance_without_room_does_not_hold_up_an_update() {
     assert!(plan.waiting().is_empty(), "room has to come first");
 }
 
-/// An update whose missing instances have no room makes no step and no follow-up either: it would tick for as long as the cluster is full.
+/// An update whose missing instances have no room makes no step and no follow-up either: it would
+/// tick for as long as the cluster is full.
 #[test]
 fn an_update_on_a_full_cluster_does_not_tick() {
     let mut cluster = Cluster::with_nodes(1);
@@ -274,7 +278,8 @@ fn an_update_on_a_full_cluster_does_not_tick() {
     assert_eq!((plan.blocked().len(), plan.waiting().len()), (1, 0));
 }
 
-/// Several groups are updated in steps by one deployment. A new version has one of its own, and does not wait for the steps of the one before.
+/// Several groups are updated in steps by one deployment. A new version has one of its own, and
+/// does not wait for the steps of the one before.
 #[test]
 fn groups_share_a_deployment_and_versions_do_not() {
     let mut cluster = Cluster::with_nodes(10);
@@ -355,7 +360,8 @@ fn s5_attempts_used_up() {
     assert_eq!(JobKind::ALL.map(attempts_max), [5, 2, 5, 2]);
 }
 
-/// I45: room for seven more, and two without any; the races that used up the attempts do not make them less.
+/// I45: room for seven more, and two without any; the races that used up the attempts do not make
+/// them less.
 #[test]
 fn what_is_missing_when_the_attempts_are_used_up_is_queued() {
     let mut cluster = Cluster::with_nodes(1);
@@ -566,7 +572,8 @@ fn dynamic_ports_are_counted() {
     assert_eq!(plan.placements.len(), 1, "two of four ports are still held");
 }
 
-/// A static port inside the dynamic range, asked for again by what replaces its holder, counts once.
+/// A static port inside the dynamic range, asked for again by what replaces its holder, counts
+/// once.
 #[test]
 fn a_port_that_is_handed_on_counts_once() {
     let mut row = node(1);

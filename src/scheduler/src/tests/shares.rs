@@ -1,4 +1,5 @@
-//! Spreads with shares against Nomad's rule, computed a second time: each placement of 200 random jobs goes where the rule scores highest.
+//! Spreads with shares against Nomad's rule, computed a second time: each placement of 200 random
+//! jobs goes where the rule scores highest.
 
 use std::collections::BTreeMap;
 
@@ -130,7 +131,8 @@ fn every_placement_goes_where_the_rule_scores_highest() {
     }
 }
 
-/// S8: of 12 instances a listed rack gets its half; the racks that are not listed share the other one.
+/// S8: of 12 instances a listed rack gets its half; the racks that are not listed share the other
+/// one.
 #[test]
 fn values_without_a_target_share_the_rest() {
     let mut cluster = Cluster::new();

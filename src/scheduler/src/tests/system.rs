@@ -247,7 +247,8 @@ fn y5_sysbatch_runs_once_per_version() {
     assert_eq!(plan.counts(), (2, 0, 1));
 }
 
-/// A sysbatch instance that a drain or a user stops is not run again when its node is back; a user can ask for it.
+/// A sysbatch instance that a drain or a user stops is not run again when its node is back; a user
+/// can ask for it.
 #[test]
 fn a_sysbatch_instance_that_was_stopped_is_not_run_again() {
     let mut cluster = Cluster::with_nodes(3);
@@ -294,8 +295,8 @@ fn a_failed_system_instance_is_replaced_where_it_was() {
     assert_eq!(plan.placements[0].previous, Some(failed));
 }
 
-/// Two of five nodes have no room for the new version: the others are updated step by step, and when only those two are left nothing ticks any more:
-/// their records wait for room.
+/// Two of five nodes have no room for the new version: the others are updated step by step, and
+/// when only those two are left nothing ticks any more: their records wait for room.
 #[test]
 fn a_full_node_does_not_hold_up_an_update() {
     let (mut cluster, mut spec) = running(5);
@@ -325,7 +326,8 @@ fn a_full_node_does_not_hold_up_an_update() {
     assert_eq!(rows[0].status, DeploymentStatus::Successful, "it does not wait for the full ones");
 }
 
-/// A group that is removed makes room for what another group wants in the same plan, and what it had on a lost node is lost.
+/// A group that is removed makes room for what another group wants in the same plan, and what it
+/// had on a lost node is lost.
 #[test]
 fn a_removed_group_makes_room_first() {
     let mut cluster = Cluster::with_nodes(3);
@@ -343,7 +345,8 @@ fn a_removed_group_makes_room_first() {
     assert_eq!(cluster.get(lost[0].id).node, NodeId(id(3)));
 }
 
-/// A group that is scaled to none ends, also on nodes out of service, and comes back when it is scaled to one.
+/// A group that is scaled to none ends, also on nodes out of service, and comes back when it is
+/// scaled to one.
 #[test]
 fn a_count_of_none_ends_a_group() {
     let (mut cluster, mut spec) = running(3);

@@ -1,4 +1,5 @@
-//! Deployments of system jobs, pass by pass: canaries in percent of the nodes, steps by health, nodes that come and go.
+//! Deployments of system jobs, pass by pass: canaries in percent of the nodes, steps by health,
+//! nodes that come and go.
 
 use fsm::{
     Allocation, ClientStatus, Deployment, DeploymentStatus, JobKind, JobSpec, JobVersion, Liveness,
@@ -13,7 +14,8 @@ use super::{
     id, job, node,
 };
 
-/// A healthy first version on so many nodes, and a second one that is registered and waits for its first pass.
+/// A healthy first version on so many nodes, and a second one that is registered and waits for its
+/// first pass.
 fn changed(nodes: u64, max_parallel: u32, canaries: u32, auto_revert: bool) -> (Cluster, JobSpec) {
     let mut cluster = Cluster::with_nodes(nodes);
     let mut spec = job(JobKind::System);
@@ -66,7 +68,8 @@ fn live(cluster: &Cluster, spec: &JobSpec, version: u64) -> Vec<Allocation> {
     live.cloned().collect()
 }
 
-/// A quarter of ten nodes are three; two at a time. Nothing else changes before the promotion, and then all do.
+/// A quarter of ten nodes are three; two at a time. Nothing else changes before the promotion, and
+/// then all do.
 #[test]
 fn canaries_are_a_share_of_the_nodes_and_take_the_place_of_what_runs_there() {
     let (mut cluster, spec) = changed(10, 2, 25, false);
@@ -105,7 +108,8 @@ fn canaries_are_a_share_of_the_nodes_and_take_the_place_of_what_runs_there() {
     assert_eq!((plan.counts(), plan.deployment.is_some()), ((1, 0, 0), false));
 }
 
-/// A canary that is unhealthy ends the rollout: its node goes back to the stable version, and no other node was touched.
+/// A canary that is unhealthy ends the rollout: its node goes back to the stable version, and no
+/// other node was touched.
 #[test]
 fn a_canary_that_fails_is_reverted_where_it_was() {
     let (mut cluster, spec) = changed(10, 2, 25, true);
@@ -127,7 +131,8 @@ fn a_canary_that_fails_is_reverted_where_it_was() {
     assert_eq!((row.job_version, row.status), (2, DeploymentStatus::Successful));
 }
 
-/// Without a version to go back to, a version that has failed goes no further, and is not tried again where it failed.
+/// Without a version to go back to, a version that has failed goes no further, and is not tried
+/// again where it failed.
 #[test]
 fn a_version_that_fails_goes_no_further() {
     let (mut cluster, spec) = changed(3, 1, 0, false);
@@ -141,7 +146,8 @@ fn a_version_that_fails_goes_no_further() {
     assert_eq!(live(&cluster, &spec, 0).len(), 2);
 }
 
-/// While canaries wait, an instance of the older version that ended is run again in its own version.
+/// While canaries wait, an instance of the older version that ended is run again in its own
+/// version.
 #[test]
 fn what_fails_beside_canaries_comes_back_in_its_own_version() {
     let (mut cluster, spec) = changed(5, 5, 20, false);
@@ -159,7 +165,8 @@ fn what_fails_beside_canaries_comes_back_in_its_own_version() {
     assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
 }
 
-/// What a rollout is to reach follows the nodes: one more, one less, and it ends well with those that are there.
+/// What a rollout is to reach follows the nodes: one more, one less, and it ends well with those
+/// that are there.
 #[test]
 fn the_total_follows_the_nodes() {
     let (mut cluster, spec) = changed(4, 2, 0, false);
@@ -204,7 +211,8 @@ fn canaries_everywhere(nodes: u64, max_parallel: u32) -> (Cluster, JobSpec) {
     (cluster, spec)
 }
 
-/// Canaries of a version that nobody promoted are replaced like any other instance: the next version begins with canaries too.
+/// Canaries of a version that nobody promoted are replaced like any other instance: the next
+/// version begins with canaries too.
 #[test]
 fn a_version_after_unpromoted_canaries_begins_with_canaries() {
     for fails in [false, true] {
@@ -226,7 +234,8 @@ fn a_version_after_unpromoted_canaries_begins_with_canaries() {
     }
 }
 
-/// Two canaries of three nodes take the next version as they run. One node is left to be a canary, and no more are asked for.
+/// Two canaries of three nodes take the next version as they run. One node is left to be a canary,
+/// and no more are asked for.
 #[test]
 fn no_more_canaries_are_asked_for_than_are_outdated() {
     let (mut cluster, mut spec) = changed(3, 3, 34, false);
@@ -268,7 +277,8 @@ fn s11_canaries_of_a_failed_deployment_give_their_nodes_back() {
     assert!(plan.placements.iter().all(|placement| placement.canary));
 }
 
-/// Healthy canaries go back `max_parallel` at a time, each step when what came back has run for long enough, and not while another node is down.
+/// Healthy canaries go back `max_parallel` at a time, each step when what came back has run for
+/// long enough, and not while another node is down.
 #[test]
 fn healthy_canaries_go_back_in_steps() {
     let (mut cluster, spec) = canaries_everywhere(3, 1);
@@ -298,7 +308,8 @@ fn healthy_canaries_go_back_in_steps() {
     assert_eq!(live(&cluster, &spec, 0).len(), 3);
 }
 
-/// A version that is bad on every node: where its canaries have failed, the stable version runs again, at once.
+/// A version that is bad on every node: where its canaries have failed, the stable version runs
+/// again, at once.
 #[test]
 fn failed_canaries_give_their_nodes_back() {
     let (mut cluster, spec) = changed(3, 3, 100, false);
@@ -314,7 +325,8 @@ fn failed_canaries_give_their_nodes_back() {
     assert!(cluster.plan(&spec, Trigger::AllocFailure).is_no_op());
 }
 
-/// Without a version that is stable there is nothing to go back to: canaries go on, and those that failed are not tried again.
+/// Without a version that is stable there is nothing to go back to: canaries go on, and those that
+/// failed are not tried again.
 #[test]
 fn canaries_without_a_stable_version_stay() {
     let (mut cluster, spec) = canaries_everywhere(3, 3);
@@ -358,7 +370,8 @@ fn a_canary_ends_where_the_stable_version_may_not_run() {
     assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
 }
 
-/// A version that comes in the middle of a step of another goes first where that one has just begun.
+/// A version that comes in the middle of a step of another goes first where that one has just
+/// begun.
 #[test]
 fn a_version_in_the_middle_of_a_step_goes_where_nothing_is_healthy_yet() {
     let (mut cluster, mut spec) = changed(8, 2, 0, false);
@@ -408,7 +421,8 @@ fn canaries_follow_the_nodes() {
     }
 }
 
-/// A canary that was lost with its node has another in its stead when the node comes back: it gets the stable version.
+/// A canary that was lost with its node has another in its stead when the node comes back: it gets
+/// the stable version.
 #[test]
 fn a_node_that_comes_back_gets_no_canary_too_many() {
     let (mut cluster, spec) = changed(5, 5, 40, false);
@@ -425,7 +439,8 @@ fn a_node_that_comes_back_gets_no_canary_too_many() {
     assert_eq!(live.len(), 5);
 }
 
-/// What has failed of the older version uses up the step: the new one takes its place first, and what runs is left alone meanwhile.
+/// What has failed of the older version uses up the step: the new one takes its place first, and
+/// what runs is left alone meanwhile.
 #[test]
 fn failed_instances_of_the_older_version_use_up_the_step() {
     let (mut cluster, spec) = changed(5, 1, 0, false);
@@ -442,7 +457,8 @@ fn failed_instances_of_the_older_version_use_up_the_step() {
     assert_eq!(plan.counts(), (1, 1, 0));
 }
 
-/// Where the current version may not run an older one ends, and does not come back while canaries wait for their promotion.
+/// Where the current version may not run an older one ends, and does not come back while canaries
+/// wait for their promotion.
 #[test]
 fn an_older_version_stays_away_from_where_the_current_one_may_not_run() {
     let (mut cluster, mut spec) = changed(3, 1, 30, false);
@@ -456,7 +472,8 @@ fn an_older_version_stays_away_from_where_the_current_one_may_not_run() {
     assert!(cluster.plan(&spec, Trigger::NodeUpdate).is_no_op());
 }
 
-/// A canary that finds no room where something runs goes where nothing does, before an older version comes back there: a rollout that cannot begin would wait for ever.
+/// A canary that finds no room where something runs goes where nothing does, before an older
+/// version comes back there: a rollout that cannot begin would wait for ever.
 #[test]
 fn a_canary_without_room_goes_where_nothing_runs() {
     let (mut cluster, mut spec) = changed(2, 1, 50, false);

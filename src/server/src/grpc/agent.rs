@@ -31,7 +31,8 @@ use wire::{
 use super::caller_of;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a heartbeat's answer waits for the entry of what it says: less than an agent waits for the answer.
+/// How long a heartbeat's answer waits for the entry of what it says: less than an agent waits for
+/// the answer.
 const SHORTAGE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Batches that wait for a slow agent.
 const BATCHES_MAX: usize = 4;
@@ -180,8 +181,8 @@ impl AgentService {
         (ask(rivalry).await == Some(old)).then(|| known.http_address.clone())
     }
 
-    /// Proposes what a heartbeat says of the machine, if that is new here. What does not become an entry comes again with the next
-    /// heartbeat.
+    /// Proposes what a heartbeat says of the machine, if that is new here. What does not become an
+    /// entry comes again with the next heartbeat.
     async fn note_shortage(&self, caller: &Caller, request: &pb::HeartbeatRequest) {
         let Some(node) = NodeId::from_slice(&request.node_id) else { return };
         let said = &request.shortage;

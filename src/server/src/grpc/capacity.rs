@@ -1,7 +1,9 @@
-//! gRPC for load balancers: how much capacity they need. The same as `PUT /v1/capacity/requirements`, as a stream.
+//! gRPC for load balancers: how much capacity they need. The same as `PUT
+//! /v1/capacity/requirements`, as a stream.
 //!
-//! Clients are generated from `quorate/capacity/v1/capacity.proto`, which has a version of its own, so this is the one service that does not ask
-//! callers for their generation. Must never trust them more than HTTP's clients: streams, bytes of a message and words under way are bounded.
+//! Clients are generated from `quorate/capacity/v1/capacity.proto`, which has a version of its own,
+//! so this is the one service that does not ask callers for their generation. Must never trust them
+//! more than HTTP's clients: streams, bytes of a message and words under way are bounded.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,5 +1,5 @@
-//! What calls may hold before and while they are served: in number, in bytes of messages that are not
-//! whole yet, and in time until they are whole.
+//! What calls may hold before and while they are served: in number, in bytes of messages that are
+//! not whole yet, and in time until they are whole.
 //!
 //! ```text
 //!  connection ─► Gated ─► tonic's decoder (a message is copied together) ─► service ─► answer

@@ -1,7 +1,8 @@
-//! What every provider is called through: two rates, the end of a call at its deadline, counts, and a line of log for failures.
+//! What every provider is called through: two rates, the end of a call at its deadline, counts, and
+//! a line of log for failures.
 //!
-//! A provider that says when to ask again is not asked before: calls of the same lane fail at once with what it said. Must never
-//! repeat a call: whoever asked decides whether it is still wanted.
+//! A provider that says when to ask again is not asked before: calls of the same lane fail at once
+//! with what it said. Must never repeat a call: whoever asked decides whether it is still wanted.
 
 use std::{
     collections::BTreeMap,
@@ -119,8 +120,9 @@ impl Throttled {
         &self.name
     }
 
-    /// Calls so far by operation and outcome: `ok`, the name of an error's class, or `held-back` for those that the provider never
-    /// saw because it had said when to ask again, or because too many waited.
+    /// Calls so far by operation and outcome: `ok`, the name of an error's class, or `held-back`
+    /// for those that the provider never saw because it had said when to ask again, or because too
+    /// many waited.
     pub fn tallies(&self) -> BTreeMap<(&'static str, &'static str), Tally> {
         locked(&self.tallies).clone()
     }

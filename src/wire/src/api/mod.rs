@@ -76,7 +76,8 @@ pub struct MemberInfo {
     pub presence: Presence,
     /// Version and commit of its program; empty: it has not said.
     pub version: String,
-    /// How far its clock is ahead of the majority's, ms; below 0: behind it. None: that is not known.
+    /// How far its clock is ahead of the majority's, ms; below 0: behind it. None: that is not
+    /// known.
     pub clock_ahead_ms: Option<i64>,
 }
 
@@ -155,8 +156,8 @@ pub trait Api: Send + Sync + 'static {
         to: Option<u64>,
     ) -> BoxFuture<'a, Result<u64, ApiError>>;
 
-    /// Takes the member `id` out of the cluster: at once and for good. Without `force` it is refused where
-    /// the servers that answer would be no majority of the rest.
+    /// Takes the member `id` out of the cluster: at once and for good. Without `force` it is
+    /// refused where the servers that answer would be no majority of the rest.
     fn remove_member<'a>(
         &'a self,
         caller: &'a Caller,

@@ -1,5 +1,5 @@
-//! Refuses commands that somebody may not send: an edge looks here before a command goes on. Who may
-//! send what is in the tables of commands.
+//! Refuses commands that somebody may not send: an edge looks here before a command goes on. Who
+//! may send what is in the tables of commands.
 
 use fsm::{Command, command::Senders};
 use ground::caller::{Caller, Way};

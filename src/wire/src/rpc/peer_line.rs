@@ -1,5 +1,5 @@
-//! The first byte of a connection to a server says what it is for, as the first byte does on the RPC
-//! port of Nomad and Consul.
+//! The first byte of a connection to a server says what it is for, as the first byte does on the
+//! RPC port of Nomad and Consul.
 //!
 //! ```text
 //!  'P' (of HTTP/2's "PRI * HTTP/2.0")   clients, agents, workers: served on the edge's threads
@@ -49,7 +49,8 @@ impl Service<Uri> for Dial {
     }
 }
 
-/// Whether a connection is for Raft, by its first byte, which is taken off then. Waits for the byte.
+/// Whether a connection is for Raft, by its first byte, which is taken off then. Waits for the
+/// byte.
 pub async fn is_for_raft(stream: &mut TcpStream) -> io::Result<bool> {
     let mut first = [0];
     if stream.peek(&mut first).await? == 0 {

@@ -43,7 +43,8 @@ fn canaries_of_a_system_job_stay_marked() {
     assert_eq!((row.is_canary(), row.canary_of), (false, Some(id)));
 }
 
-/// While its own version would take its place again, an older instance that ends is left to the next pass: it would fail as often as it is placed.
+/// While its own version would take its place again, an older instance that ends is left to the
+/// next pass: it would fail as often as it is placed.
 #[test]
 fn an_older_instance_that_ends_is_evaluated_when_the_new_version_takes_its_place() {
     for (canaries, expected) in [(0, 1), (100, 0)] {
@@ -98,8 +99,8 @@ fn a_rollout_whose_nodes_have_gone_is_not_successful() {
     assert_eq!(rollout.status(id).0, DeploymentStatus::Successful);
 }
 
-/// A group without nodes holds up neither the promotion nor the end of the others, and is not promoted
-/// with them.
+/// A group without nodes holds up neither the promotion nor the end of the others, and is not
+/// promoted with them.
 #[test]
 fn a_group_without_nodes_is_not_waited_for() {
     for by_hand in [false, true] {
@@ -130,8 +131,8 @@ fn a_group_without_nodes_is_not_waited_for() {
     }
 }
 
-/// Canaries on nodes that are gone are not to be healthy for the promotion; they are wanted again with
-/// the nodes.
+/// Canaries on nodes that are gone are not to be healthy for the promotion; they are wanted again
+/// with the nodes.
 #[test]
 fn canaries_follow_the_number_of_nodes() {
     for auto_promote in [false, true] {
@@ -163,8 +164,8 @@ fn canaries_follow_the_number_of_nodes() {
     }
 }
 
-/// Nodes without room for the version have no canaries from the first pass on, and neither have those
-/// where an instance took the version as it ran.
+/// Nodes without room for the version have no canaries from the first pass on, and neither have
+/// those where an instance took the version as it ran.
 #[test]
 fn canaries_are_no_more_than_can_be() {
     let mut rollout = Rollout::default();

@@ -3,7 +3,8 @@
 use super::{FailDeployment, Rollout, version};
 use crate::{plan::DropReason, testing::GROUP};
 
-/// A step that was planned before the deployment failed is not taken after it; what is planned then is judged by itself.
+/// A step that was planned before the deployment failed is not taken after it; what is planned then
+/// is judged by itself.
 #[test]
 fn a_step_of_a_deployment_that_has_failed_is_stale() {
     let mut rollout = Rollout::default();
@@ -20,7 +21,8 @@ fn a_step_of_a_deployment_that_has_failed_is_stale() {
     rollout.place(1, false);
 }
 
-/// An older version that comes back goes where the current one may run, wherever it could run itself.
+/// An older version that comes back goes where the current one may run, wherever it could run
+/// itself.
 #[test]
 fn an_older_version_goes_where_the_current_one_may() {
     for (old, new, is_taken) in [("elsewhere", "*", true), ("*", "elsewhere", false)] {

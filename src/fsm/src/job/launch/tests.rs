@@ -206,8 +206,9 @@ fn due_times_count_since_the_clock_was_set() {
     assert_eq!(launches(&driver).last_due_s, 0, "another job");
 }
 
-/// Log time lags behind after an outage, so due times count from the wall clock of whoever registers. One
-/// that was ahead is found out by the first launch, so that no due time after it is lost.
+/// Log time lags behind after an outage, so due times count from the wall clock of whoever
+/// registers. One that was ahead is found out by the first launch, so that no due time after it is
+/// lost.
 #[test]
 fn due_times_count_from_the_wall_clock_of_the_registration() {
     let mut driver = Driver::default();

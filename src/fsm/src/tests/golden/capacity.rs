@@ -6,7 +6,7 @@ use super::Golden;
 use crate::{
     capacity::{
         Asked, BusyRule, CapacityDecision, CapacityGroup, CapacitySource, CapacityTarget,
-        DecideCapacity, DecidedCapacity, Dimension, ExpireRequirements, Expiry, Member,
+        DecideCapacity, DecidedCapacity, ExpireRequirements, Expiry, GroupDimension, Member,
         MemberDrain, MoveMembers, Pace, Peaks, Prediction, Requirements, SetRequirements,
     },
     command::Command,
@@ -16,7 +16,7 @@ use crate::{
 pub(super) fn group() -> CapacityGroup {
     CapacityGroup {
         name: "web".into(),
-        dimension: Dimension::CpuMhz,
+        dimension: GroupDimension::CpuMhz,
         unit: 4096,
         min: 1,
         max: 10,

@@ -4,8 +4,8 @@
 //!  gain ──► look ──► woken for the room ──► come back ──► look again
 //!            ▲ one was blocked that has not seen the gain
 //! ```
-//! It owns which nodes are to be looked at, and what of a node's room the evaluations hold that were
-//! woken for it. Whoever lets go of such an evaluation must call [`Offers::give_back`].
+//! It owns which nodes are to be looked at, and what of a node's room the evaluations hold that
+//! were woken for it. Whoever lets go of such an evaluation must call [`Offers::give_back`].
 //!
 //! Invariant: whenever nobody holds room of a node and no look at it is due, no sleeping evaluation
 //! could use a gain of the node that it has not seen.
@@ -30,8 +30,8 @@ pub(super) type Place = (Reverse<u16>, Index, u32, EvaluationId);
 struct Offer {
     /// What those have that were woken for it and have not come back.
     taken: BTreeMap<EvaluationId, Room>,
-    /// How many of them could not use it lately. The room is offered to that many more at a time, so
-    /// that whoever can use it is found soon, also behind many that cannot.
+    /// How many of them could not use it lately. The room is offered to that many more at a time,
+    /// so that whoever can use it is found soon, also behind many that cannot.
     refused: u32,
 }
 

@@ -46,10 +46,10 @@ impl Family {
     }
 }
 
-/// Rounds, by which the children of one job take turns with everything else: a thousand of them that
-/// end at once keep no other job waiting. In each round one child of each job is leased, and every
-/// evaluation of a job that is no child of another. Without children there is one round, and the
-/// order is that of creation, which is also that of the children of one job.
+/// Rounds, by which the children of one job take turns with everything else: a thousand of them
+/// that end at once keep no other job waiting. In each round one child of each job is leased, and
+/// every evaluation of a job that is no child of another. Without children there is one round, and
+/// the order is that of creation, which is also that of the children of one job.
 #[derive(Default, PartialEq, Eq, Debug)]
 struct Rounds {
     current: u64,
@@ -341,8 +341,8 @@ impl Queues {
         Some(*id)
     }
 
-    /// An evaluation is about to be leased. After a ready child, what becomes ready from now on, and
-    /// its siblings, are of the next round.
+    /// An evaluation is about to be leased. After a ready child, what becomes ready from now on,
+    /// and its siblings, are of the next round.
     pub(super) fn leases(&mut self, entry: &Entry) {
         let Place::Ready { .. } = entry.place else { return };
         let Some(key) = entry.family() else { return };

@@ -329,8 +329,8 @@ fn children_of_one_job_take_turns_with_everything_else() {
     assert_eq!(leased(&mut broker, 2_000).len(), 1_000 - 8);
 }
 
-/// Children that one entry lets in are leased in its order, in whichever order they are taken in, and
-/// under a new leader too. Ids say nothing of the order.
+/// Children that one entry lets in are leased in its order, in whichever order they are taken in,
+/// and under a new leader too. Ids say nothing of the order.
 #[test]
 fn children_of_one_entry_are_leased_in_its_order() {
     let mut rows: Vec<_> = (0..40u64)

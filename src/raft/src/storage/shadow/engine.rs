@@ -1,4 +1,5 @@
-//! The embedded engine under the state on disk: sled in production, its twin over a [`Disk`] in simulation.
+//! The embedded engine under the state on disk: sled in production, its twin over a [`Disk`] in
+//! simulation.
 //!
 //! An engine is an ordered map with atomic batches; it knows nothing of what the rows mean.
 
@@ -20,7 +21,8 @@ use rustix::{
 use super::write_file;
 use crate::storage::other_generation;
 
-/// Rows to write: key and value, none to remove; each key once. Made one by one as the engine takes them.
+/// Rows to write: key and value, none to remove; each key once. Made one by one as the engine takes
+/// them.
 pub type Rows<'a> = &'a mut dyn Iterator<Item = (Bytes, Option<Bytes>)>;
 
 /// Called with key and value of each row.
@@ -43,7 +45,8 @@ pub trait Engine: Send {
 /// Opens engines: sled in production, the twin in simulation.
 pub type OpenEngine = Arc<dyn Fn(&Path) -> io::Result<Box<dyn Engine>> + Send + Sync>;
 
-/// sled 0.34, one tree. Its own flush is no durable barrier on Linux (measured: 26 of 26 power cuts lost data), so the barrier syncs the file.
+/// sled 0.34, one tree. Its own flush is no durable barrier on Linux (measured: 26 of 26 power cuts
+/// lost data), so the barrier syncs the file.
 struct SledEngine {
     db: sled::Db,
     file: std::fs::File,
@@ -52,8 +55,8 @@ struct SledEngine {
 /// How long the threads of an engine that was closed may hold its file.
 const UNLOCK_WAIT: Duration = Duration::from_secs(10);
 
-/// Waits until nobody holds the engine's file. sled's threads let go of it some time after its handle is dropped, and sled refuses a file that is
-/// held; that says nothing of what is in it.
+/// Waits until nobody holds the engine's file. sled's threads let go of it some time after its
+/// handle is dropped, and sled refuses a file that is held; that says nothing of what is in it.
 fn wait_until_unlocked(directory: &Path) -> io::Result<()> {
     let file = match std::fs::File::open(directory.join("db")) {
         Ok(file) => file,
@@ -83,7 +86,8 @@ pub fn open_sled(directory: &Path) -> io::Result<Box<dyn Engine>> {
         .open()
         .map_err(open_error)?;
     let file = std::fs::File::open(directory.join("db"))?;
-    // What it has just read a killed process may have left unsynced: the log is purged by what was loaded.
+    // What it has just read a killed process may have left unsynced: the log is purged by what was
+    // loaded.
     file.sync_all()?;
     std::fs::File::open(directory)?.sync_all()?;
     Ok(Box::new(SledEngine { db, file }))

@@ -1,8 +1,9 @@
 //! How rows lie in the engine. Most are one value each, but
 //!
 //! * a long row is cut into pieces, with a marker under its key, and
-//! * client sessions, of which every write makes one, share values: packs of those that were written together. They end in the order in which
-//!   they began, so that whole packs go; one that loses a part is written anew.
+//! * client sessions, of which every write makes one, share values: packs of those that were
+//!   written together. They end in the order in which they began, so that whole packs go; one that
+//!   loses a part is written anew.
 //!
 //! Invariant: a session is in one pack at most, and `packed` says in which.
 
@@ -29,7 +30,8 @@ pub(super) const PIECE: u8 = 0xfe;
 pub(super) const PACK: u8 = 0xfd;
 /// Longest value in the engine; sled keeps longer ones in files of their own that it never syncs.
 pub(super) const VALUE_BYTES_MAX: usize = 96 << 10;
-/// A pack is ended above it. sled writes a leaf of 16 values as one, which must stay below the same bound.
+/// A pack is ended above it. sled writes a leaf of 16 values as one, which must stay below the same
+/// bound.
 const PACK_BYTES: usize = 4 << 10;
 /// Marks a value that stands for pieces: no frame begins so.
 const PIECES_MAGIC: &[u8; 4] = b"PCS1";
@@ -72,7 +74,8 @@ pub(super) struct Layout {
 #[derive(Default)]
 struct Loading {
     state: State,
-    /// Sum over the rows of another generation. The digest of them all tells them from damaged ones: the head of a frame has no checksum.
+    /// Sum over the rows of another generation. The digest of them all tells them from damaged
+    /// ones: the head of a frame has no checksum.
     unknown: Digest,
     /// What is wrong with the first of them.
     why: Option<String>,

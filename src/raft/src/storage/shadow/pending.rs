@@ -1,7 +1,7 @@
 //! Changes that wait for the engine: the newest row of each key, whole groups at a time.
 //!
-//! A row that is put and removed again while it waits never reaches the engine. Must never hold a part of a group: what is taken is the state
-//! after some whole entry.
+//! A row that is put and removed again while it waits never reaches the engine. Must never hold a
+//! part of a group: what is taken is the state after some whole entry.
 
 use std::{collections::HashMap, mem, sync::Arc};
 
@@ -11,7 +11,8 @@ use fsm::table::{RowChange, StoredRow};
 use super::Group;
 use crate::storage::applied::AppliedMeta;
 
-/// What a waiting row takes beside its key. The row is shared with the state, as long as nothing newer is there.
+/// What a waiting row takes beside its key. The row is shared with the state, as long as nothing
+/// newer is there.
 const ROW_OVERHEAD_BYTES: usize = 128;
 
 /// Changed rows by key; none for a removed one.

@@ -1,4 +1,5 @@
-//! Crashes between every two steps of the writer, over the twin engine on a disk that forgets, and sled in real directories.
+//! Crashes between every two steps of the writer, over the twin engine on a disk that forgets, and
+//! sled in real directories.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{collections::BTreeMap, fs};

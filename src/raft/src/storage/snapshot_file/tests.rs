@@ -1,4 +1,5 @@
-//! Crashes between every two steps of a snapshot, full disks, every kind of damage to a file, and files of another generation.
+//! Crashes between every two steps of a snapshot, full disks, every kind of damage to a file, and
+//! files of another generation.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use fsm::{GENERATION, generation::WHAT_TO_DO, table::TableId};
@@ -113,7 +114,8 @@ fn a_file_that_is_replaced_since_it_was_listed_harms_nobody() {
     assert_eq!(names(&disk).len(), 1);
 }
 
-/// Found by the simulation: one failed read took the only snapshot away from a log that was purged up to it.
+/// Found by the simulation: one failed read took the only snapshot away from a log that was purged
+/// up to it.
 #[test]
 fn a_file_that_cannot_be_read_is_not_set_aside() {
     let disk = FaultDisk::new(1);

@@ -4,7 +4,7 @@
 //! list: everything not yet durable is in it, and older payloads leave it from the front once the
 //! byte bound is passed. It must never do I/O and never drop a payload that is not on disk.
 
-use super::{Entry, EntryId, LogState};
+use super::{EntryId, LogEntry, LogState};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -36,7 +36,7 @@ struct Cached {
 /// One entry as [`Index::select`] finds it.
 #[derive(Clone, Debug)]
 pub(super) enum Found {
-    Memory(Entry),
+    Memory(LogEntry),
     Disk { id: EntryId, place: Place, payload_bytes: u32 },
 }
 
@@ -108,7 +108,7 @@ impl Index {
     }
 
     /// Adds an entry that is not written yet and returns its ticket.
-    pub(super) fn push(&mut self, entry: &Entry) -> u64 {
+    pub(super) fn push(&mut self, entry: &LogEntry) -> u64 {
         self.tickets += 1;
         self.push_slot(entry.id, Place { segment: 0, offset: 0 }, entry.payload.len());
         self.cache_bytes += entry.payload.len();
@@ -229,7 +229,7 @@ impl Index {
             let uncached = self.slots.len() - self.cache.len();
             found.push(match number.checked_sub(uncached) {
                 Some(cached) => {
-                    Found::Memory(Entry { id, payload: self.cache[cached].payload.clone() })
+                    Found::Memory(LogEntry { id, payload: self.cache[cached].payload.clone() })
                 }
                 None => Found::Disk { id, place: slot.place, payload_bytes: slot.payload_bytes },
             });
@@ -248,8 +248,8 @@ impl Index {
 mod tests {
     use super::*;
 
-    fn entry(index: u64, term: u64) -> Entry {
-        Entry { id: EntryId { index, term }, payload: Bytes::from(vec![0; 100]) }
+    fn entry(index: u64, term: u64) -> LogEntry {
+        LogEntry { id: EntryId { index, term }, payload: Bytes::from(vec![0; 100]) }
     }
 
     fn filled(cache_bytes_max: usize) -> (Index, Vec<u64>) {

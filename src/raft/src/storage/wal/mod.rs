@@ -21,8 +21,8 @@
 //! Speed, for one server: a 300-byte command is 325 bytes of record; at 30,000 writes/s with 512 in
 //! flight a batch holds 80–250 records (26–80 KiB), so 120–370 syncs/s and 10 MB/s. Sector padding
 //! costs at most 511 bytes per batch, the checksums 0.8 %. Segments are filled with zeros ahead, so
-//! that a sync has no metadata to write (measured: 5,400 against 3,080 syncs/s). Per entry in memory:
-//! 24 bytes, plus its payload while cached.
+//! that a sync has no metadata to write (measured: 5,400 against 3,080 syncs/s). Per entry in
+//! memory: 24 bytes, plus its payload while cached.
 //!
 //! Segment sizes start at `segment_bytes_first` after each open and grow fourfold to
 //! `segment_bytes_max`, so that an idle server writes 1 MiB and not 64.
@@ -67,7 +67,7 @@ pub struct EntryId {
 
 /// One entry of the Raft log. The payload is opaque here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct LogEntry {
     /// Where it belongs.
     pub id: EntryId,
     /// What it holds.
@@ -197,7 +197,7 @@ struct Shared {
 }
 
 enum Request {
-    Append { entries: Vec<(Entry, u64)>, done: Done },
+    Append { entries: Vec<(LogEntry, u64)>, done: Done },
     Vote { vote: Bytes, done: Done },
     Truncate { after: Option<EntryId> },
     Purge { upto: EntryId },
@@ -234,7 +234,7 @@ impl Wal {
     /// full and a thread writes it. Indexes must follow the last one without a gap (a log in which
     /// nothing was ever purged and nothing is live may start anywhere).
     /// On an error `done` is called with it too.
-    pub fn append(&self, entries: Vec<Entry>, done: Done) -> io::Result<()> {
+    pub fn append(&self, entries: Vec<LogEntry>, done: Done) -> io::Result<()> {
         let mut shared = self.lock();
         let bytes: usize = entries.iter().map(|entry| entry.payload.len() + RECORD_HEAD).sum();
         while shared.threaded
@@ -269,8 +269,8 @@ impl Wal {
         Ok(())
     }
 
-    /// Drops the entries after this index, `None`: all. Gone for readers on return; durable with the
-    /// next batch. Purged entries cannot be truncated.
+    /// Drops the entries after this index, `None`: all. Gone for readers on return; durable with
+    /// the next batch. Purged entries cannot be truncated.
     pub fn truncate_after(&self, after: Option<u64>) -> io::Result<()> {
         let mut shared = self.lock();
         shared.usable()?;
@@ -292,8 +292,8 @@ impl Wal {
         Ok(())
     }
 
-    /// Drops the entries up to and with this one, which may lie beyond the last. Gone for readers on
-    /// return; their segments are removed once the purge is durable. Going back is a no-op.
+    /// Drops the entries up to and with this one, which may lie beyond the last. Gone for readers
+    /// on return; their segments are removed once the purge is durable. Going back is a no-op.
     pub fn purge(&self, upto: EntryId) -> io::Result<()> {
         let mut shared = self.lock();
         shared.usable()?;
@@ -332,7 +332,7 @@ impl Wal {
     /// The live entries of a range, from its start on, as many as fit `bytes_max` payload bytes but
     /// at least one. What is purged or beyond the end is left out. Reads the disk for entries that
     /// left the cache, so it can block.
-    pub fn read(&self, range: Range<u64>, bytes_max: usize) -> io::Result<Vec<Entry>> {
+    pub fn read(&self, range: Range<u64>, bytes_max: usize) -> io::Result<Vec<LogEntry>> {
         let (found, files) = {
             let shared = self.lock();
             let found = shared.index.select(range, bytes_max);
@@ -374,8 +374,8 @@ impl Wal {
         self.lock().vote.clone()
     }
 
-    /// How far the log is known to be committed; none when that entry is not there: it is saved without a sync of its own, so it may name one that
-    /// a power cut took.
+    /// How far the log is known to be committed; none when that entry is not there: it is saved
+    /// without a sync of its own, so it may name one that a power cut took.
     pub fn committed(&self) -> Option<EntryId> {
         let shared = self.lock();
         let last = shared.index.last().or(shared.index.purged());
@@ -388,7 +388,8 @@ impl Wal {
         self.lock().poisoned.as_ref().map(|(_, message)| message.to_string())
     }
 
-    /// Returns the error once a write or sync has failed; a log that is closed or whose writer is dropped never dies.
+    /// Returns the error once a write or sync has failed; a log that is closed or whose writer is
+    /// dropped never dies.
     pub async fn until_poisoned(&self) -> String {
         let mut died = self.inner.died.subscribe();
         // The sender is in `self`, so the wait ends with a reason only.
@@ -451,7 +452,7 @@ impl Shared {
         self.refusal().map_or(Ok(()), Err)
     }
 
-    fn check(&self, entries: &[Entry]) -> io::Result<()> {
+    fn check(&self, entries: &[LogEntry]) -> io::Result<()> {
         let mut expected = self.index.expected();
         for entry in entries {
             check_payload(&entry.payload)?;

@@ -5,8 +5,8 @@
 //!   follows that place is ignored (an earlier open cut or copied it).
 //! - Every batch up to that end must be intact and follow the one before.
 //! - In the newest segment, bytes that are not an intact batch are *cut* when they can only be a
-//!   write that never finished: the bad 512-byte sectors are all zero and nothing follows. The first
-//!   batch of a segment was durable before the file got its name, so it is never cut.
+//!   write that never finished: the bad 512-byte sectors are all zero and nothing follows. The
+//!   first batch of a segment was durable before the file got its name, so it is never cut.
 //! - Anything else is damage: the log does not open, and the error says where and what to do.
 //!
 //! What was read may exist only in the page cache, so nothing goes on from it: unless the newest

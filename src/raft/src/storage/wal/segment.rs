@@ -1,14 +1,14 @@
 //! Segment files: names, making the next one ahead, removing old ones, reading entries from them.
 //!
-//! A segment is made under a temporary name: zeros written for real and synced, then at rollover its
-//! header and first batch, synced; then it is renamed and the directory synced. So a file under a
-//! segment's name always has a durable header and first batch, and its sectors exist on the medium
-//! before the log needs them. [`Housekeeper`] does the slow parts on its own thread in production
-//! and at once in simulation. It must never touch a segment that is in use.
+//! A segment is made under a temporary name: zeros written for real and synced, then at rollover
+//! its header and first batch, synced; then it is renamed and the directory synced. So a file under
+//! a segment's name always has a durable header and first batch, and its sectors exist on the
+//! medium before the log needs them. [`Housekeeper`] does the slow parts on its own thread in
+//! production and at once in simulation. It must never touch a segment that is in use.
 
 use super::format::{RECORD_HEAD, Record, SECTOR};
 use super::index::Found;
-use super::{Entry, EntryId, LOCK, Place};
+use super::{EntryId, LOCK, LogEntry, Place};
 use bytes::Bytes;
 use ground::disk::{Disk, DiskFile, OpenMode};
 use std::collections::{BTreeMap, VecDeque};
@@ -111,7 +111,7 @@ pub(super) fn bytes_needed(first_batch: usize, batch: usize) -> u64 {
 pub(super) fn read_entries(
     found: Vec<Found>,
     files: &BTreeMap<u64, Arc<dyn DiskFile>>,
-) -> io::Result<Vec<Entry>> {
+) -> io::Result<Vec<LogEntry>> {
     let mut entries = Vec::with_capacity(found.len());
     let mut run: Vec<(EntryId, Place, usize)> = Vec::new();
     for found in found {
@@ -140,7 +140,7 @@ pub(super) fn read_entries(
 fn read_run(
     run: &mut Vec<(EntryId, Place, usize)>,
     files: &BTreeMap<u64, Arc<dyn DiskFile>>,
-    entries: &mut Vec<Entry>,
+    entries: &mut Vec<LogEntry>,
 ) -> io::Result<()> {
     let (Some((_, first, _)), Some((_, last, last_bytes))) = (run.first(), run.last()) else {
         return Ok(());
@@ -162,7 +162,7 @@ fn read_run(
             .map_err(|found| damaged(start + at, &found))?;
         match record {
             Record::Entry { id: found, payload } if found == *id => {
-                entries.push(Entry { id: found, payload });
+                entries.push(LogEntry { id: found, payload });
             }
             Record::Entry { .. }
             | Record::Vote(_)

@@ -37,14 +37,14 @@ fn id(index: u64, term: u64) -> EntryId {
 }
 
 /// An entry whose payload follows from its id, of 0 to 699 bytes.
-fn entry(index: u64, term: u64) -> Entry {
+fn entry(index: u64, term: u64) -> LogEntry {
     let length = usize::try_from((index * 37 + term * 101) % 700).unwrap();
     let payload =
         (0..length).map(|at| (at as u64 * 7 + index + term).to_le_bytes()[0]).collect::<Vec<_>>();
-    Entry { id: id(index, term), payload: payload.into() }
+    LogEntry { id: id(index, term), payload: payload.into() }
 }
 
-fn entries(range: Range<u64>, term: u64) -> Vec<Entry> {
+fn entries(range: Range<u64>, term: u64) -> Vec<LogEntry> {
     range.map(|index| entry(index, term)).collect()
 }
 
@@ -67,24 +67,24 @@ fn drain(writer: &mut WalWriter) {
 }
 
 /// Appends each entry in a batch of its own.
-fn append_each(wal: &Wal, writer: &mut WalWriter, entries: Vec<Entry>) {
+fn append_each(wal: &Wal, writer: &mut WalWriter, entries: Vec<LogEntry>) {
     for entry in entries {
         wal.append(vec![entry], ignore()).unwrap();
         drain(writer);
     }
 }
 
-fn check_entries(wal: &Wal, expected: &[Entry]) {
-    let mut found: Vec<Entry> = Vec::new();
+fn check_entries(wal: &Wal, expected: &[LogEntry]) {
+    let mut found: Vec<LogEntry> = Vec::new();
     loop {
-        let next = found.last().map_or(0, |entry: &Entry| entry.id.index + 1);
+        let next = found.last().map_or(0, |entry: &LogEntry| entry.id.index + 1);
         let more = wal.read(next..u64::MAX, 1000).unwrap();
         if more.is_empty() {
             break;
         }
         found.extend(more);
     }
-    let ids = |entries: &[Entry]| entries.iter().map(|entry| entry.id).collect::<Vec<_>>();
+    let ids = |entries: &[LogEntry]| entries.iter().map(|entry| entry.id).collect::<Vec<_>>();
     assert_eq!(ids(&found), ids(expected));
     assert_eq!(found, expected);
 }
@@ -163,13 +163,14 @@ fn a_log_spans_many_segments_and_is_read_within_a_byte_cap() {
     assert_eq!(wal.id(150), Some(id(150, 3)));
 }
 
-/// Also when the next segment has been made already, of the usual size, because this one is half full.
+/// Also when the next segment has been made already, of the usual size, because this one is half
+/// full.
 #[test]
 fn a_batch_larger_than_a_segment_gets_a_larger_one() {
     for before in 0..24 {
         let disk = FaultDisk::new(1);
         let (wal, mut writer, _) = open(&disk);
-        let large = |index| Entry { id: id(index, 1), payload: vec![7; 70_000].into() };
+        let large = |index| LogEntry { id: id(index, 1), payload: vec![7; 70_000].into() };
         let mut all = entries(0..before, 1);
         all.extend([large(before), entry(before + 1, 1), large(before + 2)]);
         append_each(&wal, &mut writer, all.clone());
@@ -345,7 +346,7 @@ fn a_bad_request_is_refused_and_does_no_harm() {
     let error = wal.append(vec![entry(3, 1), entry(5, 1)], done).unwrap_err();
     assert_eq!(error.to_string(), "entry 5 appended where 4 must follow");
     assert!(matches!(*slot.lock().unwrap(), Some(Err(_))));
-    let huge = Entry { id: id(3, 1), payload: vec![0; PAYLOAD_BYTES_MAX + 1].into() };
+    let huge = LogEntry { id: id(3, 1), payload: vec![0; PAYLOAD_BYTES_MAX + 1].into() };
     assert!(wal.append(vec![huge], ignore()).is_err());
     append_each(&wal, &mut writer, entries(3..4, 1));
     check_entries(&wal, &entries(0..4, 1));
@@ -671,7 +672,7 @@ fn a_commit_index_that_waits_for_a_batch_keeps_no_append_waiting() {
     wal.save_committed(id(0, 1)).unwrap();
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     let appender = std::thread::spawn(move || {
-        let large = Entry { id: id(0, 1), payload: vec![0; 2000].into() };
+        let large = LogEntry { id: id(0, 1), payload: vec![0; 2000].into() };
         wal.append(vec![large], Box::new(move |result| sender.send(result).unwrap())).unwrap();
     });
     let answered = receiver.recv_timeout(std::time::Duration::from_mins(1));

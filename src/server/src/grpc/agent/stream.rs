@@ -545,7 +545,8 @@ mod tests {
         assert_eq!(shown(&one.tasks[0].meta), ["c=task"]);
     }
 
-    /// A key that a dispatch may give is there for the tasks of each child, empty where it was left out.
+    /// A key that a dispatch may give is there for the tasks of each child, empty where it was left
+    /// out.
     #[test]
     fn meta_that_a_dispatch_left_out_is_empty() {
         let mut driver = Driver::default();

@@ -1,5 +1,6 @@
-//! Three replicas of a scheduler's life (the logs of package `control`): one in memory, one that lives in sled, one that lives in sled's twin on a
-//! disk that loses power. Stopped at any point, loaded, and brought up to date from the log, each is the same state, byte for byte.
+//! Three replicas of a scheduler's life (the logs of package `control`): one in memory, one that
+//! lives in sled, one that lives in sled's twin on a disk that loses power. Stopped at any point,
+//! loaded, and brought up to date from the log, each is the same state, byte for byte.
 
 use fsm::{Proposal, invariant, testing::rows};
 

@@ -195,7 +195,8 @@ fn run(seed: u64, lives: u64, coverage: &mut Coverage) {
     let mut choices = Dice::named(seed, "choices");
     let mut model = Model::new();
     for life in 0..lives {
-        // A crash may also hit the open itself, or a disk that cannot be read, which is neither damage nor a torn end.
+        // A crash may also hit the open itself, or a disk that cannot be read, which is neither
+        // damage nor a torn end.
         let reads_fail = match choices.below(9) {
             0..3 => {
                 disk.stop_after(choices.below(12));
