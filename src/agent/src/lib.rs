@@ -357,13 +357,13 @@ fn start_node(
     let seed = u64::from_le_bytes(std::array::from_fn(|i| identity.node_id[i]));
     let connection = Arc::new(Connection::new(servers, 0, seed));
     let shortages = Arc::clone(&shared.shortages);
-    let parts = NodeParts { registration, connection, outbox, clock, checks, shortages, meta };
+    let parts = SessionParts { registration, connection, outbox, clock, checks, shortages, meta };
     stand(Arc::clone(&node), parts, work);
     Ok((node, shared))
 }
 
 /// What a node needs to be in touch with the servers.
-struct NodeParts {
+struct SessionParts {
     registration: v1::RegisterRequest,
     connection: Arc<Connection>,
     outbox: Arc<Outbox>,
@@ -374,8 +374,8 @@ struct NodeParts {
 }
 
 /// Spawns what keeps a node in touch with the servers.
-fn stand<N: heartbeat::Node>(node: Arc<N>, parts: NodeParts, work: &mut JoinSet<()>) {
-    let NodeParts { registration, connection, outbox, clock, checks, shortages, meta } = parts;
+fn stand<N: heartbeat::Node>(node: Arc<N>, parts: SessionParts, work: &mut JoinSet<()>) {
+    let SessionParts { registration, connection, outbox, clock, checks, shortages, meta } = parts;
     let node_id = std::array::from_fn(|i| registration.node_id[i]);
     let standing = Arc::new(Standing {
         node,

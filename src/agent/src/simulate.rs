@@ -80,7 +80,7 @@ pub(crate) fn spawn(
         let connection = Arc::new(connection);
         super::stand(
             node,
-            super::NodeParts {
+            super::SessionParts {
                 registration,
                 connection,
                 outbox,
