@@ -164,7 +164,7 @@ pub(crate) fn open(copy: FaultDisk, options: Options) -> Result<Option<Remains>,
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use raft::storage::wal::Entry;
+    use raft::storage::wal::LogEntry;
 
     use super::*;
 
@@ -178,7 +178,7 @@ mod tests {
         let vote = pb::Vote { term: 3, voted_for: Some(9), committed: true };
         log.save_vote(vote.encode_to_vec().into(), Box::new(|done| done.unwrap())).unwrap();
         let entry =
-            |index| Entry { id: EntryId { index, term: 3 }, payload: Bytes::from_static(&[0]) };
+            |index| LogEntry { id: EntryId { index, term: 3 }, payload: Bytes::from_static(&[0]) };
         log.append(vec![entry(1), entry(2)], Box::new(|done| done.unwrap())).unwrap();
         while writer.step().unwrap() {}
         log.append(vec![entry(3)], Box::new(drop)).unwrap();

@@ -326,7 +326,7 @@ fn storage_seeds() -> [(Option<String>, Vec<u8>); 2] {
     let folder = Path::new("/log");
     let (wal, mut writer, _) = Wal::open(Arc::clone(&shared), folder, log_options()).unwrap();
     let entries = (1..20)
-        .map(|index| wal::Entry { id: EntryId { index, term: 1 }, payload: vec![7; 90].into() });
+        .map(|index| wal::LogEntry { id: EntryId { index, term: 1 }, payload: vec![7; 90].into() });
     wal.append(entries.collect(), Box::new(drop)).unwrap();
     wal.save_vote(Bytes::from_static(b"vote"), Box::new(drop)).unwrap();
     while writer.step().unwrap() {}

@@ -15,11 +15,14 @@ pub const GENERATION: u16 = first_number(include_bytes!("../golden/frames.txt"))
 
 /// The number after the first space of a text.
 const fn first_number(text: &[u8]) -> u16 {
-    let (mut rest, mut number, mut is_in_word) = (text, 0, true);
+    let (mut rest, mut number, mut is_in_word) = (text, 0_u16, true);
     while let [byte, more @ ..] = rest {
         match (*byte, is_in_word) {
             (b' ', true) => is_in_word = false,
-            (b'0'..=b'9', false) => number = number * 10 + (*byte - b'0') as u16,
+            (b'0'..=b'9', false) => {
+                // A digit's low bits are its value.
+                number = number.saturating_mul(10).saturating_add((*byte & 0x0f) as u16);
+            }
             (_, true) => {}
             (_, false) => break,
         }

@@ -606,6 +606,23 @@ fn the_grace_ends_when_a_list_begins_not_when_it_is_answered() {
     assert!(!driver.state.instances().contains(&id));
 }
 
+/// The machine may have been made between the two, by the create that was given up on.
+#[test]
+fn a_list_that_began_before_an_instance_was_given_up_does_not_count() {
+    let mut driver = with_pool();
+    let id = driver.instance("gpu", "small", "a");
+    driver.at_seconds(30);
+    let before = list(&driver, 1, Vec::new(), &[id]);
+    driver.at_seconds(40);
+    driver.shut_down(id, ShutdownCause::Expired);
+    driver.at_seconds(150);
+    driver.accept(before);
+    assert_eq!(driver.instance_row(id).missing, 0);
+    let after = list(&driver, 2, Vec::new(), &[id]);
+    driver.accept(after);
+    assert_eq!(driver.instance_row(id).missing, 1, "one list is not enough");
+}
+
 #[test]
 fn a_list_says_nothing_of_other_scopes_or_of_what_came_later() {
     let mut driver = with_pool();

@@ -484,15 +484,16 @@ impl Turn<'_> {
         for id in missing {
             let Ok(mut row) = self.instance(*id) else { continue };
             let is_of_scope = row.scope == *scope || row.scope.is_empty();
-            if row.provider != *provider || !is_of_scope || row.seen_at >= *began_at {
-                continue;
-            }
-            row.missing = row.missing.saturating_add(1);
             // A list shows what was there when it began, however late it is answered, and a create
             // that was given up on may be carried out still.
             let given_up_at = row.shutdown.as_ref().map_or(0, |shutdown| shutdown.at);
+            let known_at = row.seen_at.max(given_up_at);
+            if row.provider != *provider || !is_of_scope || known_at >= *began_at {
+                continue;
+            }
+            row.missing = row.missing.saturating_add(1);
             let is_gone = row.missing >= limits::LISTS_MISSING_MIN
-                && row.seen_at.max(given_up_at).saturating_add(*grace_ms) <= *began_at;
+                && known_at.saturating_add(*grace_ms) <= *began_at;
             if is_gone || is_planted(Plant::OneAbsence) {
                 self.instance_vanished(&row);
                 self.remove_instance(&row, &command.evaluation_ids);

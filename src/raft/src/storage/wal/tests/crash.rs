@@ -16,7 +16,7 @@ struct Content {
     vote: Option<Bytes>,
     purged: Option<EntryId>,
     last: Option<EntryId>,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<LogEntry>,
 }
 
 impl Content {
