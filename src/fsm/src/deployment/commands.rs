@@ -10,12 +10,12 @@ use crate::{
 commands! {
     /// What changes deployments, beside plans.
     DeploymentCommand in Deployment:
-    // command          applied by              sent by  needs                            makes  fresh
-    PromoteDeployment   promote_deployment      Clients  [SubmitJob PromoteDeployment]    -      [evaluation];
-    FailDeployment      fail_deployment         Clients  [SubmitJob FailDeployment]       -      [evaluation];
-    PauseDeployment     pause_deployment        Clients  [SubmitJob PauseDeployment]      -      [evaluation];
-    SetAllocationHealth set_allocation_health   Clients  [SubmitJob SetAllocHealth]       -      [evaluation];
-    ExpireDeployments   expire_deployments      Leader   Internal                         -      [];
+    // command          applied by              sent by  needs                          makes  fresh
+    PromoteDeployment   promote_deployment      Clients  [SubmitJob PromoteDeployment]  -      [evaluation];
+    FailDeployment      fail_deployment         Clients  [SubmitJob FailDeployment]     -      [evaluation];
+    PauseDeployment     pause_deployment        Clients  [SubmitJob PauseDeployment]    -      [evaluation];
+    SetAllocationHealth set_allocation_health   Clients  [SubmitJob SetAllocHealth]     -      [evaluation];
+    ExpireDeployments   expire_deployments      Leader   Internal                       -      [];
 }
 
 /// Promotes the canaries of a deployment.

@@ -1,8 +1,10 @@
 //! Snapshot files: a whole state in one file, written from an O(1) clone, checked chunk by chunk.
 //!
 //! ```text
-//! "QRSNAP" | generation, two digits | length u32 | crc32c u32 | applied meta | { length u32 | crc32c u32 | rows }* | 0 u32 | crc32c u32 of the count | count u64
-//! row: key length u32 | key | frame length u32 | frame                                                              (little endian)
+//! "QRSNAP" | generation, two digits | length u32 | crc32c u32 | applied meta
+//!          | { length u32 | crc32c u32 | rows }*
+//!          | 0 u32 | crc32c u32 of the count | count u64
+//! row: key length u32 | key | frame length u32 | frame                          (little endian)
 //! ```
 //!
 //! A file gets its name only when it is whole and synced; an older one is removed only after the
