@@ -25,8 +25,7 @@ use ground::{
 };
 
 pub use agent::{
-    AfterTask, AgentConfig, DriversConfig, InstanceConfig, PortsConfig, ReadinessConfig,
-    ResourcesConfig,
+    AfterTask, AgentConfig, InstanceConfig, PortsConfig, ReadinessConfig, ResourcesConfig,
 };
 pub use document::{ConfigError, Document, Kind, Origin, Schema};
 pub use provider::ProviderConfig;

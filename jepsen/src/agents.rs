@@ -333,7 +333,7 @@ impl Fleet {
             .arg(agent.directory.join("agent.toml"))
             .current_dir(&agent.directory)
             // Nothing but the allocations' changes, which the checker reads, and what went wrong.
-            .env("RUST_LOG", "warn,agent::simulate=info")
+            .env("RUST_LOG", "warn,agent::node::simulate=info")
             .env_remove("QUORATE_PLANT");
         let pid = agent
             .member

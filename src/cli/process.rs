@@ -45,7 +45,6 @@ pub(crate) fn agent(reload: AgentReload) -> anyhow::Result<()> {
 }
 
 fn agent_settings(config: AgentConfig) -> AgentSettings {
-    let drivers = [("raw_exec", config.drivers.raw_exec), ("mock", config.drivers.mock)];
     AgentSettings {
         name: config.name,
         region: config.region,
@@ -63,11 +62,7 @@ fn agent_settings(config: AgentConfig) -> AgentSettings {
             ports: Vec::new(),
         },
         meta: config.meta,
-        drivers: drivers
-            .into_iter()
-            .filter(|(_, enabled)| *enabled)
-            .map(|(name, _)| name.to_owned())
-            .collect(),
+        drivers: config.drivers,
         dynamic_port_min: config.ports.dynamic_min,
         dynamic_port_max: config.ports.dynamic_max,
         allocations_max: config.max_allocations,

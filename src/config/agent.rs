@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use fsm::InstanceId;
 use ground::{address::Address, telemetry::LogConfig};
@@ -21,8 +22,8 @@ const MS_ALLOWED: std::ops::RangeInclusive<u64> = 1..=60 * 60 * 1000;
 /// Most simulated nodes of one agent process.
 const SIMULATED_NODES_MAX: u64 = 20_000;
 
-/// All keys of an agent's file.
-pub(super) const SCHEMA: Schema = &[
+/// The keys of an agent's file, but for those of the drivers.
+const KEYS: Schema = &[
     ("name", Kind::Text),
     ("region", Kind::Text),
     ("datacenter", Kind::Text),
@@ -49,13 +50,20 @@ pub(super) const SCHEMA: Schema = &[
     ("readiness.timeout_ms", Kind::Number),
     ("readiness.after_task", Kind::Text),
     ("meta", Kind::Map),
-    ("drivers.raw_exec", Kind::Flag),
-    ("drivers.mock", Kind::Flag),
     ("ports.dynamic_min", Kind::Number),
     ("ports.dynamic_max", Kind::Number),
     ("instance.id", Kind::Text),
     ("instance.token", Kind::Text),
 ];
+
+/// All keys of an agent's file.
+pub(super) fn schema() -> Schema {
+    static ALL: LazyLock<Vec<(&str, Kind)>> = LazyLock::new(|| {
+        let drivers = agent::driver_keys().map(|(_, key)| (key, Kind::Flag));
+        KEYS.iter().copied().chain(drivers).collect()
+    });
+    &ALL
+}
 
 /// A validated agent configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,8 +105,8 @@ pub struct AgentConfig {
     pub reserved: ResourcesConfig,
     /// Free metadata of the node.
     pub meta: BTreeMap<String, String>,
-    /// Enabled drivers.
-    pub drivers: DriversConfig,
+    /// `[drivers]`: the names of those that are switched on. Every driver is off by default.
+    pub drivers: Vec<String>,
     /// Range of dynamic ports.
     pub ports: PortsConfig,
     /// The instance of a pool that this machine is; none: it is of no pool of machines.
@@ -163,15 +171,6 @@ impl ReadinessConfig {
     }
 }
 
-/// `[drivers]`. Every driver is off unless it is switched on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct DriversConfig {
-    /// Runs commands as the agent's user, without isolation.
-    pub raw_exec: bool,
-    /// Pretends to run tasks.
-    pub mock: bool,
-}
-
 /// `[instance]`: what a provider of machines tells the agent that it starts.
 #[derive(Clone, PartialEq, Eq)]
 pub struct InstanceConfig {
@@ -198,12 +197,12 @@ pub struct PortsConfig {
 impl AgentConfig {
     /// Reads and validates file, environment and flags.
     pub fn load(sources: &Sources) -> Result<Self, ConfigError> {
-        Self::from_document(&Document::load(SCHEMA, sources)?)
+        Self::from_document(&Document::load(schema(), sources)?)
     }
 
     /// Validates the text of one file; `path` is for messages.
     pub fn parse(path: &Path, source: &str) -> Result<Self, ConfigError> {
-        let mut document = Document::load(SCHEMA, &Sources::default())?;
+        let mut document = Document::load(schema(), &Sources::default())?;
         document.add_file(path, source)?;
         Self::from_document(&document)
     }
@@ -260,10 +259,10 @@ impl AgentConfig {
                 disk_mb: document.number("reserved.disk_mb"),
             },
             meta: text_map(document, "meta"),
-            drivers: DriversConfig {
-                raw_exec: document.flag("drivers.raw_exec").unwrap_or(false),
-                mock: document.flag("drivers.mock").unwrap_or(false),
-            },
+            drivers: agent::driver_keys()
+                .filter(|(_, key)| document.flag(key) == Some(true))
+                .map(|(name, _)| name.to_owned())
+                .collect(),
             ports: PortsConfig::from_document(document)?,
             instance: InstanceConfig::from_document(document, simulate)?,
         })

@@ -60,7 +60,7 @@ fn shipped_files_are_valid_and_agree() {
         let file = Some(root.join(folder).join("agent.toml"));
         let agent = AgentConfig::load(&Sources { file, ..Sources::default() }).unwrap();
         assert_eq!(agent.servers, servers[0].cluster.bootstrap_expect);
-        assert!(agent.drivers.raw_exec && agent.drivers.mock);
+        assert_eq!(agent.drivers, ["raw_exec", "mock"]);
         let files = std::fs::read_dir(root.join(folder)).unwrap().count();
         assert_eq!(files, count + 1, "a file of {folder} is not tested");
     }
@@ -83,7 +83,7 @@ fn defaults() {
     assert!(config.scheduler.workers >= 1);
 
     let config = agent("").unwrap();
-    assert!(!config.drivers.raw_exec, "raw_exec must be asked for");
+    assert!(config.drivers.is_empty(), "raw_exec must be asked for");
     assert_eq!(config.http_address.to_string(), "127.0.0.1:0");
     assert_eq!((config.ports.dynamic_min, config.ports.dynamic_max), (20_000, 32_000));
     assert_eq!((config.node_pool.as_str(), config.simulate), ("default", None));

@@ -16,7 +16,11 @@ mod work;
 
 use std::sync::{Arc, atomic::AtomicUsize};
 
-use agent::{Face, Own, Shown, node::LocalNode, shell::Shared, state::AllocationDirectory};
+use agent::{
+    Face, Own, Shown,
+    allocation::state::AllocationDirectory,
+    node::{LocalNode, shell::Shared},
+};
 use axum::{
     Json, Router,
     extract::DefaultBodyLimit,

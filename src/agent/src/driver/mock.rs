@@ -2,19 +2,22 @@
 //! agent can hold thousands. Simulated nodes use the script without the timers here. A simulated
 //! machine has a table of processes, from which it can be seen what runs.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use fsm::AllocationId;
+use futures_util::{FutureExt, future::BoxFuture};
 use serde::Deserialize;
 
-use super::{Recovered, Room, Run, StartError, TaskContext};
+use super::{Driver, Recovered, Room, Run, Running, TaskContext};
 use crate::{
-    executor::Outcome,
-    task_runner::{ExitResult, Fault, code_of_signal},
+    task::run::{ExitResult, Fault, Outcome, StartError, code_of_signal},
     time::wall_ms,
 };
 use calendar::duration;
 use ground::rt::{self, sleep, watch};
+
+/// Its own name.
+pub(crate) const NAME: &str = "mock";
 
 /// One run of a task.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -163,7 +166,26 @@ pub(crate) struct MockRun {
     killed: watch::Sender<Option<u64>>,
 }
 
-pub(super) async fn start(context: &TaskContext) -> Result<MockRun, StartError> {
+/// The driver.
+pub(super) struct Mock;
+
+impl Driver for Mock {
+    fn start<'a>(&'a self, context: &'a TaskContext) -> BoxFuture<'a, Result<Run, StartError>> {
+        start(context).map(|run| Ok(Arc::new(run?) as Run)).boxed()
+    }
+
+    /// A pretended run goes on while the agent is away, like a real one. Without a table of
+    /// processes it is there if it was seen to start.
+    fn recover<'a>(
+        &'a self,
+        context: &'a TaskContext,
+        run_started_at_ms: u64,
+    ) -> BoxFuture<'a, Result<Recovered, StartError>> {
+        Box::pin(std::future::ready(recover(context, run_started_at_ms)))
+    }
+}
+
+async fn start(context: &TaskContext) -> Result<MockRun, StartError> {
     let script = script(context)?;
     sleep(Duration::from_millis(script.start_block_for_ms)).await;
     if let Some(error) = script.start_failure() {
@@ -186,12 +208,7 @@ fn script(context: &TaskContext) -> Result<Script, StartError> {
     Script::parse(&context.config_json(&names, room)?)
 }
 
-/// A pretended run goes on while the agent is away, like a real one. Without a table of processes
-/// it is there if it was seen to start.
-pub(super) fn recover(
-    context: &TaskContext,
-    run_started_at_ms: u64,
-) -> Result<Recovered, StartError> {
+fn recover(context: &TaskContext, run_started_at_ms: u64) -> Result<Recovered, StartError> {
     let seen = Process { began_at_ms: run_started_at_ms, killed: false };
     let found = match &context.drivers.processes {
         Some(processes) => processes.find(&context.run_id()),
@@ -200,9 +217,9 @@ pub(super) fn recover(
     let Some(found) = found else { return Ok(Recovered::Never) };
     let run = MockRun::new(context, script(context)?, found.began_at_ms);
     if found.killed {
-        run.kill(0);
+        run.end_within(0);
     }
-    Ok(Recovered::Run(Run::Mock(Arc::new(run))))
+    Ok(Recovered::Run(Arc::new(run)))
 }
 
 impl MockRun {
@@ -212,7 +229,7 @@ impl MockRun {
         Self { listed, script, started_at_ms, killed: watch::Sender::new(None) }
     }
 
-    pub(super) async fn wait(&self) -> Outcome {
+    async fn end(&self) -> Outcome {
         let mut killed = self.killed.subscribe();
         let natural = async {
             match self.script.run_for_ms {
@@ -243,8 +260,27 @@ impl MockRun {
         Outcome::Exited { result, at_ms: wall_ms() }
     }
 
-    pub(super) fn kill(&self, timeout_ms: u64) {
+    fn end_within(&self, timeout_ms: u64) {
         self.killed.send_replace(Some(timeout_ms));
+    }
+}
+
+impl Running for MockRun {
+    fn started(&self) -> BoxFuture<'_, Result<(), StartError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn wait(&self) -> BoxFuture<'_, Outcome> {
+        self.end().boxed()
+    }
+
+    fn signal<'a>(&'a self, _signal: &'a str) -> BoxFuture<'a, io::Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn kill<'a>(&'a self, _signal: &'a str, timeout_ms: u64) -> BoxFuture<'a, io::Result<()>> {
+        self.end_within(timeout_ms);
+        Box::pin(std::future::ready(Ok(())))
     }
 }
 

@@ -1,18 +1,18 @@
 //! `raw_exec`: a process on the host without isolation, under an executor of its own.
 
-use serde::Deserialize;
+use std::{io, sync::Arc};
 
+use futures_util::future::BoxFuture;
 use ground::rt::run_blocking;
+use serde::Deserialize;
 use tokio::sync::Semaphore;
 
-use super::{Recovered, Room, Run, StartError, TaskContext};
+use super::{Driver, Recovered, Room, Run, Running, TaskContext};
 use crate::{
-    executor::{
-        Outcome, RunSpec,
-        client::{Executor, Found},
-        process::parse_signal,
-    },
-    task_runner::Fault,
+    executor::RunSpec,
+    executor::client::{Executor, Found},
+    executor::process::parse_signal,
+    task::run::{Fault, Outcome, StartError},
 };
 
 /// Runs that are made ready at a time, in the whole process.
@@ -52,24 +52,41 @@ impl Argument {
     }
 }
 
-/// A process under its executor.
-#[derive(Clone)]
-pub(crate) struct RawExecRun {
-    executor: Executor,
-}
+/// The driver.
+pub(super) struct RawExec;
 
-pub(super) async fn start(context: &TaskContext) -> Result<RawExecRun, StartError> {
-    let run = run(context);
-    prepare(context, &run).await?;
-    judge(run.executor.launch(&context.executor_binary).await).map(|()| run)
+impl Driver for RawExec {
+    fn start<'a>(&'a self, context: &'a TaskContext) -> BoxFuture<'a, Result<Run, StartError>> {
+        Box::pin(async move {
+            let executor = executor(context);
+            prepare(context, &executor).await?;
+            judge(executor.launch(&context.executor_binary).await)?;
+            Ok(Arc::new(Process(executor)) as Run)
+        })
+    }
+
+    fn recover<'a>(
+        &'a self,
+        context: &'a TaskContext,
+        _run_started_at_ms: u64,
+    ) -> BoxFuture<'a, Result<Recovered, StartError>> {
+        Box::pin(async move {
+            let executor = executor(context);
+            Ok(match executor.recover().await {
+                Found::There => Recovered::Run(Arc::new(Process(executor))),
+                Found::Never => Recovered::Never,
+                Found::Lost => Recovered::Lost,
+            })
+        })
+    }
 }
 
 /// Writes down what is to be run. It is many times what the job says of the task, so that only a
 /// few are made at a time.
-async fn prepare(context: &TaskContext, run: &RawExecRun) -> Result<(), StartError> {
+async fn prepare(context: &TaskContext, executor: &Executor) -> Result<(), StartError> {
     // Never closed, so there is always a turn in the end.
     let turn = PREPARED.acquire().await;
-    let (context, executor) = (context.clone(), run.executor.clone());
+    let (context, executor) = (context.clone(), executor.clone());
     let prepared = run_blocking(move || {
         let spec = run_spec(&context)?;
         executor.prepare(&spec).map_err(|error| {
@@ -92,36 +109,30 @@ fn judge(started: Result<(), Outcome>) -> Result<(), StartError> {
     }
 }
 
-pub(super) async fn recover(context: &TaskContext) -> Recovered {
-    let run = run(context);
-    match run.executor.recover().await {
-        Found::There => Recovered::Run(Run::RawExec(run)),
-        Found::Never => Recovered::Never,
-        Found::Lost => Recovered::Lost,
-    }
-}
+/// A process under its executor.
+struct Process(Executor);
 
-impl RawExecRun {
-    pub(super) async fn started(&self) -> Result<(), StartError> {
-        judge(self.executor.started().await)
+impl Running for Process {
+    fn started(&self) -> BoxFuture<'_, Result<(), StartError>> {
+        Box::pin(async { judge(self.0.started().await) })
     }
 
-    pub(super) async fn wait(&self) -> Outcome {
-        self.executor.wait().await
+    fn wait(&self) -> BoxFuture<'_, Outcome> {
+        Box::pin(self.0.wait())
     }
 
-    pub(super) async fn signal(&self, signal: &str) -> std::io::Result<()> {
-        self.executor.signal(signal).await
+    fn signal<'a>(&'a self, signal: &'a str) -> BoxFuture<'a, io::Result<()>> {
+        Box::pin(self.0.signal(signal))
     }
 
-    pub(super) async fn kill(&self, signal: &str, timeout_ms: u64) -> std::io::Result<()> {
+    fn kill<'a>(&'a self, signal: &'a str, timeout_ms: u64) -> BoxFuture<'a, io::Result<()>> {
         let signal = if signal.is_empty() { KILL_SIGNAL } else { signal };
-        self.executor.kill(signal, timeout_ms).await
+        Box::pin(self.0.kill(signal, timeout_ms))
     }
 }
 
-fn run(context: &TaskContext) -> RawExecRun {
-    RawExecRun { executor: Executor::at(context.run_directory()) }
+fn executor(context: &TaskContext) -> Executor {
+    Executor::at(context.run_directory())
 }
 
 fn run_spec(context: &TaskContext) -> Result<RunSpec, StartError> {
@@ -174,7 +185,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{driver::Drivers, spec::AllocationSpec, state::StateDirectory, testing};
+    use crate::{
+        allocation::spec::AllocationSpec, allocation::state::StateDirectory, driver::Drivers,
+        testing,
+    };
 
     /// What is run for a task with this configuration and this variable of its own.
     fn run_spec_of(config_json: &str, (key, value): (&str, &str)) -> Result<RunSpec, StartError> {

@@ -18,16 +18,15 @@ use tokio::{
 };
 
 use super::{
-    EXIT_FILE, ExecutorIdentity, LOG_FILE, Outcome, RunSpec, SHORTAGE_EXIT, SOCKET_FILE, SPEC_FILE,
-    claim,
+    EXIT_FILE, ExecutorIdentity, LOG_FILE, RunSpec, SHORTAGE_EXIT, SOCKET_FILE, SPEC_FILE, claim,
     control::{Request, Response},
     process::{KILL_PAUSE, KILL_ROUNDS_MAX, Marker, parse_signal},
     survivors::find_executor,
 };
 use crate::{
-    beneath::{Folder, read_tail},
-    files,
-    task_runner::{ExitResult, Fault},
+    machine::beneath::{Folder, read_tail},
+    machine::files,
+    task::run::{ExitResult, Fault, Outcome},
     time::later,
 };
 
@@ -473,7 +472,7 @@ mod tests {
         assert_eq!(found().await, Found::Never);
         // The look has taken the claim, as an executor would.
         assert_eq!(found().await, Found::Lost);
-        let boot_id = crate::state::read_boot_id().unwrap();
+        let boot_id = crate::machine::boot::read_boot_id().unwrap();
         let gone = ExecutorIdentity { pid: i32::MAX, start_ticks: 1, boot_id };
         files::write_json(&directory.join(EXECUTOR_FILE), &gone).unwrap();
         assert_eq!(found().await, Found::Lost);

@@ -11,7 +11,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::Outcome;
+use crate::task::run::Outcome;
 
 /// Connections served at a time.
 const CONNECTIONS_MAX: usize = 32;

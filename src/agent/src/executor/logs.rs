@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use crate::beneath::{Folder, is_spoiled};
+use crate::machine::beneath::{Folder, is_spoiled};
 
 /// Highest number of a log file: far above what a task can write, far below the end of the type. A
 /// file with a higher one is no log.

@@ -17,7 +17,6 @@
 pub(crate) mod client;
 mod control;
 mod logs;
-mod probe;
 pub mod process;
 mod supervise;
 pub(crate) mod survivors;
@@ -33,11 +32,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub use logs::indexes as log_indexes;
-pub(crate) use probe::CommandProbe;
 
-use super::{
-    files,
-    task_runner::{ExitResult, Fault},
+use crate::{
+    machine::files,
+    task::run::{Fault, Outcome},
 };
 
 /// Written by the agent: what to run.
@@ -89,26 +87,6 @@ pub struct ExecutorIdentity {
 
 /// Exit code of a launcher that failed by a shortage of the machine (`EX_TEMPFAIL` of `sysexits`).
 const SHORTAGE_EXIT: u8 = 75;
-
-/// How a run ended.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Outcome {
-    /// It ran.
-    Exited {
-        /// How it ended.
-        result: ExitResult,
-        /// When, wall clock, ms.
-        at_ms: u64,
-    },
-    /// It could not be started.
-    StartFailed {
-        /// Why.
-        error: String,
-        /// Another try may help.
-        recoverable: bool,
-        fault: Fault,
-    },
-}
 
 /// `quorate executor (launch|run) DIRECTORY`: called by the agent, not by people.
 pub fn main(args: &[String]) -> ExitCode {

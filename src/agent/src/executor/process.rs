@@ -16,10 +16,7 @@ use rustix::{
 };
 
 use super::{EXECUTOR_FILE, ExecutorIdentity};
-use crate::{
-    files,
-    state::{ALLOCATIONS, read_boot_id},
-};
+use crate::{allocation::state::ALLOCATIONS, machine::boot::read_boot_id, machine::files};
 
 /// Between two looks for processes that are being killed.
 pub(super) const KILL_PAUSE: Duration = Duration::from_millis(10);
@@ -303,17 +300,6 @@ fn kill(process: &ProcessStat, signal: Signal) -> io::Result<()> {
 pub(super) fn oom_kills() -> u64 {
     let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
-}
-
-/// User and group id of a user, by name or number.
-pub(crate) fn find_user(name: &str) -> io::Result<(u32, u32)> {
-    let users = fs::read_to_string("/etc/passwd")?;
-    let found = users.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split(':').collect();
-        let matches = fields.first() == Some(&name) || fields.get(2) == Some(&name);
-        matches.then(|| Some((fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?)))?
-    });
-    found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("unknown user `{name}`")))
 }
 
 /// The signal of that name (`SIGTERM`, `TERM`, or a number).

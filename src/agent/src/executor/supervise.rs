@@ -24,15 +24,16 @@ use tokio::{
 };
 
 use super::{
-    EXIT_FILE, Outcome, RunSpec,
+    EXIT_FILE, RunSpec,
     control::{self, Request, Response},
     logs::RotatingLog,
     process::{self, KILL_PAUSE, KILL_ROUNDS_MAX},
 };
 use crate::{
-    beneath::is_spoiled,
-    files,
-    task_runner::{ExitResult, Fault, code_of_signal},
+    machine::beneath::is_spoiled,
+    machine::files,
+    machine::users::find_user,
+    task::run::{ExitResult, Fault, Outcome, code_of_signal},
     time::{later, wall_ms},
 };
 
@@ -316,7 +317,7 @@ fn start(spec: &RunSpec) -> Result<(Pid, Copies), Outcome> {
         .stderr(err)
         .process_group(0);
     if !spec.user.is_empty() {
-        let (uid, gid) = process::find_user(&spec.user).map_err(of_task)?;
+        let (uid, gid) = find_user(&spec.user).map_err(of_task)?;
         command.uid(uid).gid(gid);
     }
     let child = command.spawn().map_err(|error| {

@@ -20,7 +20,7 @@ use super::{
         read_some,
     },
 };
-use crate::state::{AllocationDirectory, read_boot_id};
+use crate::{allocation::state::AllocationDirectory, machine::boot::read_boot_id};
 
 /// Of each allocation of which something lives: the newest attempts of its tasks that have an
 /// executor.
@@ -125,7 +125,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::state::StateDirectory;
+    use crate::allocation::state::StateDirectory;
 
     /// Waits until a process that was just started has its command line: it has its parent's
     /// before.

@@ -9,8 +9,8 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf, sync::Arc, time::Duration};
 
 use agent::{
-    beneath::{Folder, is_spoiled},
     executor::log_indexes,
+    machine::beneath::{Folder, is_spoiled},
 };
 use axum::{
     body::Body,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use agent::{Room, shell::View, spec::TaskSpec, time::wall_ms};
+use agent::{Room, allocation::spec::TaskSpec, node::shell::View, time::wall_ms};
 use axum::{
     Json,
     extract::State,

@@ -1,7 +1,7 @@
 //! Orders to allocations: signals and restarts, with Nomad's bodies, whatever their content type
 //! says. An empty task name means all tasks.
 
-use agent::{executor::process::parse_signal, shell::Order};
+use agent::{executor::process::parse_signal, node::shell::Order};
 use axum::{
     Json,
     extract::{Path, State},

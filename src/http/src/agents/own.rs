@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use agent::meta::{Changes, MetaError, NodeMeta};
+use agent::session::meta::{Changes, MetaError, NodeMeta};
 use axum::{
     Json,
     body::Body,

@@ -8,7 +8,7 @@ use std::{
 
 use agent::{
     executor::ExecutorIdentity,
-    machine::{self, CpuTimes, Memory, Mount, ProcessUse},
+    machine::usage::{self, CpuTimes, Memory, Mount, ProcessUse},
     time::wall_ms,
 };
 use axum::{
@@ -35,16 +35,16 @@ pub(super) async fn of_machine(
 
 /// How the machine fares.
 pub(super) async fn fares(files: &Files) -> Result<Value, HttpError> {
-    let before = files.work.run(|| Ok(machine::cpu_times())).await?;
+    let before = files.work.run(|| Ok(usage::cpu_times())).await?;
     sleep(WINDOW).await;
     let folder = files.shared.state.root().to_owned();
     let look = move || {
-        let mounts = machine::mounts();
-        let disks: Vec<Value> = machine::disks(&mounts).into_iter().filter_map(disk).collect();
-        let own = machine::mount_of(&mounts, &folder)
+        let mounts = usage::mounts();
+        let disks: Vec<Value> = usage::disks(&mounts).into_iter().filter_map(disk).collect();
+        let own = usage::mount_of(&mounts, &folder)
             .and_then(|mount| disk_at(&mount.source, &mount.point, &folder));
         let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
-        Ok((machine::cpu_times(), disks, own, uptime))
+        Ok((usage::cpu_times(), disks, own, uptime))
     };
     let (after, disks, own, uptime) = files.work.run(look).await?;
     let mhz = files.own.core_mhz;
@@ -173,15 +173,15 @@ pub(super) async fn uses(
 ) -> Result<Vec<Option<TaskUse>>, HttpError> {
     let executors = files.work.run(move || {
         let found = tasks.into_iter().map(|(runs, name)| executor(&runs.join(name)));
-        Ok((found.collect::<Vec<_>>(), machine::processes()))
+        Ok((found.collect::<Vec<_>>(), usage::processes()))
     });
     let (executors, before) = executors.await?;
     let started = Instant::now();
     sleep(WINDOW).await;
-    let after = files.work.run(|| Ok(machine::processes())).await?;
+    let after = files.work.run(|| Ok(usage::processes())).await?;
     let seconds = started.elapsed().as_secs_f64();
     let of_task = |executor: Option<i32>| {
-        let pids = machine::family(&after, executor?);
+        let pids = usage::family(&after, executor?);
         let one = |pid: i32| (pid, Use::of(pid, before.get(&pid), &after[&pid], seconds));
         let by_pid: Vec<_> = pids.into_iter().map(one).collect();
         let mut whole = Use::default();
@@ -226,7 +226,7 @@ impl Use {
             user: percent(user, after.user),
             system: percent(system, after.system),
             resident: after.pages.saturating_mul(rustix::param::page_size() as u64),
-            swapped: machine::swapped(pid),
+            swapped: usage::swapped(pid),
         }
     }
 

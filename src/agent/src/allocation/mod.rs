@@ -1,0 +1,7 @@
+//! An allocation: what is to be run, the pure machine that runs it, and what is stored of it.
+
+pub(crate) mod collected;
+pub(crate) mod health;
+pub(crate) mod runner;
+pub mod spec;
+pub mod state;

@@ -1,0 +1,855 @@
+//! The real node: which allocations it has, which of them wait for others, and which of their
+//! directories are kept. It follows the servers' wishes and decides nothing by itself; each
+//! allocation runs in its own shell.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+};
+
+use crate::{
+    allocation::collected::Collected,
+    allocation::runner::AllocationRunner,
+    allocation::spec,
+    allocation::spec::AllocationSpec,
+    allocation::state::Loaded,
+    executor::survivors::{Survivors, kill_allocation, survivors},
+    node::shell::{Order, Ordered, Origin, Shared, Shell, View, Wish, view_of},
+    session::heartbeat::Node,
+    session::status::not_running,
+};
+use fsm::AllocationId;
+use ground::{
+    rt::{self, JoinSet, mpsc, oneshot, watch},
+    task::contained_task,
+};
+use proto::v1;
+use wire::rpc::words;
+
+/// Orders to an allocation that wait to be carried out.
+const ORDERS_MAX: usize = 8;
+
+/// The allocations of this node.
+pub struct LocalNode {
+    shared: Arc<Shared>,
+    ended_max: usize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    entries: BTreeMap<AllocationId, Entry>,
+    /// Received, but not to be started yet.
+    waiting: BTreeMap<AllocationId, Waiting>,
+    shells: JoinSet<()>,
+    /// The agent ends, and its tasks with it: nothing is taken any more that nobody would end.
+    suspended: bool,
+    /// Rises with each entry, so that the oldest ended ones are known.
+    received: u64,
+    /// What is stored of these cannot be read, and something may live of them: by task, the newest
+    /// attempt that is known. They are left alone until the servers say what is to become of them.
+    strays: Survivors,
+    /// What has ended here and is kept no more.
+    collected: Collected,
+}
+
+struct Entry {
+    wish: watch::Sender<Wish>,
+    orders: mpsc::Sender<Ordered>,
+    view: Arc<Mutex<View>>,
+    ports: BTreeSet<u16>,
+    /// The servers have forgotten it: its directory goes when it has ended.
+    forgotten: bool,
+    /// Of a life before, and no server has said since what it knows of it.
+    unheard: bool,
+    received: u64,
+}
+
+struct Waiting {
+    spec: Arc<AllocationSpec>,
+    sequence: u64,
+    starts_allowed: bool,
+    /// The servers were told that it waits for the end of a shortage.
+    is_told: bool,
+}
+
+impl Entry {
+    fn view(&self) -> MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_terminal(&self) -> bool {
+        self.view().terminal
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.view().stopping || self.wish.borrow().stop
+    }
+}
+
+impl LocalNode {
+    /// A node with what the state directory holds; what runs goes on, and what was down waits for
+    /// the servers.
+    pub(crate) fn restore(shared: Arc<Shared>, ended_max: usize) -> io::Result<Arc<Self>> {
+        let loaded = shared.state.load()?;
+        let node = Arc::new(Self { shared, ended_max, inner: Mutex::default() });
+        let mut inner = node.lock();
+        inner.strays = node.strays(&loaded);
+        for allocation in loaded.stored {
+            let booted = allocation.boot_id != node.shared.state.boot_id;
+            let origin = Origin::Stored { suspended: allocation.suspended, booted };
+            node.adopt(&mut inner, allocation.spec, allocation.runner, origin);
+        }
+        drop(inner);
+        Ok(node)
+    }
+
+    /// What lives, or may live, of allocations that nothing can be read of. What is left of the
+    /// others does no harm, and is deleted.
+    fn strays(&self, loaded: &Loaded) -> Survivors {
+        let state = &self.shared.state;
+        let known: BTreeSet<_> = loaded.stored.iter().map(|stored| stored.spec.id).collect();
+        let living = survivors(&state.allocations(), &state.runs());
+        let seen = living.is_ok();
+        let mut living = living.unwrap_or_else(|error| {
+            tracing::error!(%error, "cannot look for processes of allocations");
+            Survivors::new()
+        });
+        for (id, error) in &loaded.unreadable {
+            living.entry(*id).or_default();
+            tracing::error!(
+                allocation = %id, %error,
+                "what is stored of an allocation cannot be read: its processes are left alone until the servers say what is to become of it"
+            );
+        }
+        for id in &loaded.unknown {
+            if living.contains_key(id) {
+                tracing::error!(
+                    allocation = %id,
+                    "nothing is stored of an allocation that has processes: they are left alone until the servers say what is to become of it"
+                );
+            } else if !seen {
+                living.entry(*id).or_default();
+            } else if let Err(error) = state.allocation(*id).remove() {
+                // Without a state nothing was ever started in it.
+                tracing::warn!(allocation = %id, %error, "cannot delete the folder of an allocation that nothing is stored of");
+            }
+        }
+        living.retain(|id, _| !known.contains(id));
+        living
+    }
+
+    /// Takes up an allocation that nothing is known of but what lives of it: it goes on.
+    fn take_up(&self, inner: &mut Inner, message: &v1::Allocation, found: &BTreeMap<String, u32>) {
+        let Ok(spec) = AllocationSpec::parse(message.clone()) else { return };
+        let directory = self.shared.state.allocation(spec.id);
+        let now = self.shared.clock.now();
+        let sequence = message.client_sequence;
+        let mut runner = AllocationRunner::new(&spec.policy, spec.id.0, sequence, now);
+        for (place, task) in spec.tasks.iter().enumerate() {
+            let living = found.get(&task.name).copied();
+            if let Some(attempt) = living.max(directory.last_attempt(&task.name)) {
+                runner.found(place, attempt);
+            }
+        }
+        let origin = Origin::Stored { suspended: false, booted: false };
+        self.adopt(inner, Arc::new(spec), runner, origin);
+    }
+
+    /// Ends what lives of an allocation that the servers do not want any more, and deletes it.
+    fn end_stray(&self, id: AllocationId) {
+        let directory = self.shared.state.allocation(id);
+        rt::spawn(rt::run_blocking(move || {
+            match kill_allocation(&directory).and_then(|killed| Ok((killed, directory.remove()?))) {
+                Ok((killed, ())) => {
+                    tracing::warn!(allocation = %id, killed, "an allocation that the servers do not want was ended");
+                }
+                Err(error) => {
+                    tracing::error!(allocation = %id, %error, "cannot end what is left of an allocation");
+                }
+            }
+        }));
+    }
+
+    /// Tidies up whenever an allocation has ended, for ever.
+    pub(crate) async fn tend(self: Arc<Self>) {
+        let mut shortage = self.shared.shortages.subscribe();
+        loop {
+            rt::select! {
+                biased;
+                () = self.shared.ended.notified() => {}
+                changed = shortage.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+            }
+            self.settle();
+        }
+    }
+
+    /// Ends all processes so that the next agent starts them again, and waits for it.
+    pub(crate) async fn suspend(&self) {
+        let mut shells = {
+            let mut inner = self.lock();
+            inner.suspended = true;
+            inner.waiting.clear();
+            for entry in inner.entries.values() {
+                entry.wish.send_modify(|wish| wish.suspend = true);
+            }
+            std::mem::take(&mut inner.shells)
+        };
+        while shells.join_next().await.is_some() {}
+    }
+
+    /// What is known of an allocation.
+    pub fn view(&self, id: AllocationId) -> Option<View> {
+        self.lock().entries.get(&id).map(|entry| entry.view().clone())
+    }
+
+    /// Has an order carried out; what came of it.
+    pub async fn order(&self, id: AllocationId, order: Order) -> Result<(), String> {
+        self.give(id, order).await?.await.unwrap_or_else(|_| Err(nothing_runs()))
+    }
+
+    /// Gives an order to an allocation, and who says later what came of it.
+    pub(crate) async fn give(
+        &self,
+        id: AllocationId,
+        order: Order,
+    ) -> Result<oneshot::Receiver<Result<(), String>>, String> {
+        let orders = self.lock().entries.get(&id).map(|entry| entry.orders.clone());
+        let orders = orders.ok_or_else(|| format!("Unknown allocation \"{id}\""))?;
+        let (answer, answered) = oneshot::channel();
+        orders.send((order, answer)).await.map_err(|_| nothing_runs())?;
+        Ok(answered)
+    }
+
+    /// Allocations that have not ended, and all.
+    pub fn counts(&self) -> (usize, usize) {
+        let inner = self.lock();
+        let live = inner.entries.values().filter(|entry| !entry.is_terminal()).count();
+        let waiting = inner.waiting.len();
+        (live.saturating_add(waiting), inner.entries.len().saturating_add(waiting))
+    }
+
+    /// What is known of all allocations, and how many wait for the end of others.
+    pub fn views(&self) -> (Vec<View>, usize) {
+        let inner = self.lock();
+        (inner.entries.values().map(|entry| entry.view().clone()).collect(), inner.waiting.len())
+    }
+
+    /// Tasks that run now.
+    pub fn running_tasks(&self) -> u64 {
+        let inner = self.lock();
+        let running = |entry: &Entry| {
+            let view = entry.view();
+            let tasks = view.status.tasks.values();
+            tasks.filter(|task| task.phase() == v1::TaskPhase::Running).count() as u64
+        };
+        inner.entries.values().map(running).sum()
+    }
+
+    /// Tasks that this agent ended because their allocations ran longer than `max_run_duration`.
+    pub fn tasks_too_long(&self) -> u64 {
+        self.shared.too_long.load(Ordering::Relaxed)
+    }
+
+    /// Deletes what is kept of an ended allocation, or of all, whose end the servers know; how many
+    /// there were.
+    pub fn collect(&self, of: Option<AllocationId>) -> usize {
+        let collected = {
+            let mut inner = self.lock();
+            let ended = inner.entries.iter_mut().filter(|(id, entry)| {
+                of.is_none_or(|of| of == **id)
+                    && entry.is_terminal()
+                    && self.is_end_known(id, entry)
+            });
+            ended.map(|(_, entry)| entry.forgotten = true).count()
+        };
+        self.settle();
+        collected
+    }
+
+    /// No server has to be told any more how it ended.
+    fn is_end_known(&self, id: &AllocationId, entry: &Entry) -> bool {
+        !entry.unheard && !self.shared.outbox.is_pending(*id)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn adopt(
+        &self,
+        inner: &mut Inner,
+        spec: Arc<AllocationSpec>,
+        runner: AllocationRunner,
+        origin: Origin,
+    ) {
+        let (wish, wishes) = watch::channel(Wish::default());
+        let (orders, ordered) = mpsc::channel(ORDERS_MAX);
+        let (id, ports) = (spec.id, spec.ports.iter().map(|port| port.value).collect());
+        let unheard = matches!(origin, Origin::Stored { .. });
+        let view = if runner.is_terminal() {
+            Arc::new(Mutex::new(view_of(&spec, &runner)))
+        } else {
+            let (shell, view) =
+                Shell::new(Arc::clone(&self.shared), spec, runner, (wishes, ordered));
+            let alone =
+                run_alone(Arc::clone(&self.shared), id, Arc::clone(&view), shell.run(origin));
+            rt::spawn_into(&mut inner.shells, alone);
+            view
+        };
+        inner.received = inner.received.saturating_add(1);
+        let received = inner.received;
+        let entry = Entry { wish, orders, view, ports, forgotten: false, unheard, received };
+        inner.entries.insert(id, entry);
+    }
+
+    fn take(&self, inner: &mut Inner, message: v1::Allocation) {
+        let Some(id) = AllocationId::from_slice(&message.id) else {
+            tracing::warn!("a server has sent an allocation without an id");
+            return;
+        };
+        let known = match words::client_status(message.client_status) {
+            Ok(known) => known,
+            Err(error) => {
+                tracing::warn!(allocation = %id, %error, "an allocation is not taken");
+                return;
+            }
+        };
+        let over = known.is_terminal();
+        if let Some(found) = inner.strays.remove(&id) {
+            self.take_up(inner, &message, &found);
+            if !inner.entries.contains_key(&id) {
+                self.end_stray(id);
+            }
+        }
+        if let Some(entry) = inner.entries.get_mut(&id) {
+            entry.unheard = false;
+            let spec = AllocationSpec::parse(message.clone()).ok().map(Arc::new);
+            let sequence = if over { 0 } else { message.client_sequence };
+            entry.wish.send_if_modified(|wish| {
+                let stop = wish.stop || !message.run;
+                let start = wish.start || message.run && message.task_starts_allowed;
+                let changed = (stop, start) != (wish.stop, wish.start) || sequence > wish.sequence;
+                let updated = spec.is_some() && wish.spec != spec;
+                wish.stop = stop;
+                wish.start = start;
+                wish.sequence = wish.sequence.max(sequence);
+                if updated {
+                    wish.spec = spec;
+                }
+                changed || updated
+            });
+            return;
+        }
+        if let Some(status) = inner.collected.status(id) {
+            if !over {
+                self.answer(id, &message, status, "ended before, and its files are gone");
+            }
+            return;
+        }
+        if over || !message.run {
+            inner.waiting.remove(&id);
+            if !over {
+                self.answer(
+                    id,
+                    &message,
+                    v1::ClientStatus::Complete,
+                    "stopped before it was started",
+                );
+            }
+            return;
+        }
+        let (sequence, starts_allowed) = (message.client_sequence, message.task_starts_allowed);
+        match AllocationSpec::parse(message.clone()) {
+            Ok(spec) => {
+                let known = inner.waiting.get(&id);
+                let is_told = known.is_some_and(|known| known.is_told);
+                let sequence = known.map_or(0, |known| known.sequence).max(sequence);
+                let spec = Arc::new(spec);
+                inner.waiting.insert(id, Waiting { spec, sequence, starts_allowed, is_told });
+            }
+            Err(error) => self.answer(id, &message, v1::ClientStatus::Failed, &error.to_string()),
+        }
+    }
+
+    /// Reports on an allocation that never ran here.
+    fn answer(
+        &self,
+        id: AllocationId,
+        message: &v1::Allocation,
+        status: v1::ClientStatus,
+        description: &str,
+    ) {
+        let report = not_running(message, status, description);
+        self.shared.outbox.repeat(id, report);
+    }
+
+    fn forget(&self, inner: &mut Inner, id: AllocationId) {
+        inner.waiting.remove(&id);
+        if inner.strays.remove(&id).is_some() {
+            self.end_stray(id);
+        }
+        if let Some(entry) = inner.entries.get_mut(&id) {
+            entry.forgotten = true;
+            entry.wish.send_modify(|wish| wish.stop = true);
+        }
+        self.shared.outbox.forget(id);
+    }
+
+    /// Starts what no longer waits, tells ends that passed the servers by, and deletes what is no
+    /// longer wanted.
+    fn settle(&self) {
+        let mut guard = self.lock();
+        let inner = &mut *guard;
+        self.insist(inner);
+        while inner.shells.try_join_next().is_some() {}
+        let shortage = self.shared.shortages.reason();
+        let ready: Vec<_> = inner.waiting.keys().copied().collect();
+        for id in ready {
+            let Some(waiting) = inner.waiting.get_mut(&id) else { continue };
+            if is_blocked(&inner.entries, waiting) {
+                continue;
+            }
+            if !shortage.is_empty() {
+                self.refuse(id, waiting, &shortage);
+                continue;
+            }
+            if let Some(waiting) = inner.waiting.remove(&id) {
+                let now = self.shared.clock.now();
+                let runner =
+                    AllocationRunner::new(&waiting.spec.policy, id.0, waiting.sequence, now);
+                self.adopt(inner, waiting.spec, runner, Origin::New);
+            }
+        }
+        let doomed = self.doomed(inner);
+        for id in &doomed {
+            if let Some(entry) = inner.entries.remove(id) {
+                inner.collected.add(*id, entry.view().status.client_status());
+            }
+            self.shared.outbox.forget(*id);
+        }
+        drop(guard);
+        let directories: Vec<_> =
+            doomed.into_iter().map(|id| self.shared.state.allocation(id)).collect();
+        if !directories.is_empty() {
+            rt::spawn(rt::run_blocking(move || {
+                for directory in directories {
+                    if let Err(error) = directory.remove() {
+                        tracing::warn!(directory = %directory.root().display(), %error, "cannot delete an allocation's directory");
+                    }
+                }
+            }));
+        }
+    }
+
+    /// Tells the servers, once, why an allocation is not started yet: the machine is short of
+    /// something.
+    fn refuse(&self, id: AllocationId, waiting: &mut Waiting, why: &str) {
+        if std::mem::replace(&mut waiting.is_told, true) {
+            return;
+        }
+        tracing::info!(allocation = %id, why, "new work is refused until the machine is short no more");
+        let (policy, now) = (&waiting.spec.policy, self.shared.clock.now());
+        let mut runner = AllocationRunner::new(policy, id.0, waiting.sequence, now);
+        runner.waits(&format!("Waits, the machine is short: {why}"), now);
+        runner.take_changed();
+        waiting.sequence = runner.sequence;
+        self.shared.outbox.report(id, runner.status(policy, id.0));
+    }
+
+    /// Reports ends again that the servers took for older than what they know of: an agent that
+    /// could not store what it had reported counts from before that when it is started again, and
+    /// what has ended makes no more news.
+    fn insist(&self, inner: &Inner) {
+        for (id, entry) in &inner.entries {
+            let known = entry.wish.borrow().sequence;
+            let mut view = entry.view();
+            if view.terminal && view.status.sequence <= known {
+                view.status.sequence = known.saturating_add(1);
+                self.shared.outbox.repeat(*id, view.status.clone());
+            }
+        }
+    }
+
+    /// Ended allocations that the servers have forgotten, and the oldest beyond the limit that they
+    /// know the end of.
+    fn doomed(&self, inner: &Inner) -> Vec<AllocationId> {
+        let ended = inner.entries.iter().filter(|(_, entry)| entry.is_terminal());
+        let (forgotten, kept): (Vec<_>, Vec<_>) = ended.partition(|(_, entry)| entry.forgotten);
+        let is_known = |(id, entry): &(&AllocationId, &Entry)| self.is_end_known(id, entry);
+        let mut kept: Vec<_> = kept.into_iter().filter(is_known).collect();
+        kept.sort_by_key(|(_, entry)| entry.received);
+        let excess = kept.len().saturating_sub(self.ended_max);
+        forgotten.into_iter().chain(kept.into_iter().take(excess)).map(|(id, _)| *id).collect()
+    }
+}
+
+/// Runs the shell of an allocation. Whatever is wrong with that one ends here: its processes are
+/// ended, and it is reported as failed.
+async fn run_alone(
+    shared: Arc<Shared>,
+    id: AllocationId,
+    view: Arc<Mutex<View>>,
+    shell: impl Future<Output = ()>,
+) {
+    if rt::is_simulation() {
+        return shell.await;
+    }
+    let Err(panic) = contained_task(shell).await else { return };
+    tracing::error!(allocation = %id, panic, "QUORATE-INVARIANT: an allocation cannot be run, its processes are ended");
+    let directory = shared.state.allocation(id);
+    if let Err(error) = rt::run_blocking(move || kill_allocation(&directory)).await {
+        tracing::error!(allocation = %id, %error, "cannot end the processes of an allocation");
+    }
+    let status = {
+        let mut view = view.lock().unwrap_or_else(PoisonError::into_inner);
+        view.terminal = true;
+        let status = &mut view.status;
+        status.sequence = status.sequence.saturating_add(1);
+        status.set_client_status(v1::ClientStatus::Failed);
+        status.description = format!("the agent cannot run it: {panic}");
+        for task in status.tasks.values_mut() {
+            task.set_phase(v1::TaskPhase::Dead);
+            task.failed = true;
+        }
+        status.clone()
+    };
+    shared.outbox.repeat(id, status);
+    shared.ended.notify_one();
+}
+
+fn nothing_runs() -> String {
+    "Task not running".to_owned()
+}
+
+/// Another allocation of this node must end first: it holds one of the ports, is the one that is
+/// replaced, or is evicted for this one.
+fn is_blocked(entries: &BTreeMap<AllocationId, Entry>, waiting: &Waiting) -> bool {
+    let by_other = entries.iter().find(|(id, entry)| {
+        let shares = waiting.spec.ports.iter().any(|port| entry.ports.contains(&port.value));
+        let replaced = waiting.spec.previous == Some(**id) && entry.is_stopping();
+        let evicted = waiting.spec.preempted.contains(*id) && entry.is_stopping();
+        (shares || replaced || evicted) && !entry.is_terminal()
+    });
+    if let Some((id, _)) = by_other {
+        tracing::debug!(allocation = %waiting.spec.id, other = %id, "waits for the end of another allocation");
+    } else if !waiting.starts_allowed {
+        tracing::info!(allocation = %waiting.spec.id, "waits until the servers allow its tasks to start");
+    }
+    by_other.is_some() || !waiting.starts_allowed
+}
+
+impl Node for LocalNode {
+    async fn apply(&self, batch: v1::AllocationBatch) {
+        {
+            let mut inner = self.lock();
+            if inner.suspended {
+                return;
+            }
+            let present = batch.complete.then(|| spec::present(&batch));
+            for allocation in batch.allocations {
+                self.take(&mut inner, allocation);
+            }
+            let mut gone: Vec<_> =
+                batch.removed.iter().filter_map(|id| AllocationId::from_slice(id)).collect();
+            if let Some(present) = present {
+                // What they do not name has ended for them too, or is forgotten.
+                for (id, entry) in inner.entries.iter_mut().filter(|(id, _)| !present.contains(id))
+                {
+                    entry.unheard = false;
+                    if !entry.is_terminal() {
+                        entry.wish.send_modify(|wish| wish.stop = true);
+                        self.shared.outbox.forget(*id);
+                    }
+                }
+                // The set leaves out what has ended, also what the servers gave up while the
+                // machine was away: that keeps its folder until there are too many of them.
+                let known = inner.waiting.keys().chain(inner.strays.keys());
+                gone.extend(known.filter(|id| !present.contains(id)).copied());
+            }
+            for id in gone {
+                self.forget(&mut inner, id);
+            }
+        }
+        self.settle();
+    }
+
+    fn report_all(&self) {
+        for (id, entry) in &self.lock().entries {
+            self.shared.outbox.repeat(*id, entry.view().status.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::{path::Path, sync::atomic::AtomicU64, time::Duration};
+
+    use tokio::{sync::Notify, time::timeout};
+
+    use super::*;
+    use crate::{allocation::state::StateDirectory, driver::Drivers, testing, time::Clock};
+
+    fn node(directory: &Path) -> Arc<LocalNode> {
+        let (state, _) = StateDirectory::open(directory).unwrap();
+        let shared = Shared {
+            clock: Clock::new(),
+            state,
+            outbox: Arc::default(),
+            node_names: Arc::default(),
+            meta: Arc::default(),
+            executor_binary: Path::new("no executor is needed").into(),
+            drivers: Drivers::named(&["mock".to_owned()]),
+            shortages: Arc::default(),
+            ended: Notify::new(),
+            too_long: AtomicU64::new(0),
+        };
+        LocalNode::restore(Arc::new(shared), 10).unwrap()
+    }
+
+    fn endless(id: u8) -> v1::Allocation {
+        testing::message([id; 16], "job", &["a"])
+    }
+
+    /// The whole set, or its beginning.
+    fn whole(allocations: Vec<v1::Allocation>, present: &[u8]) -> v1::AllocationBatch {
+        let present = present.iter().map(|id| vec![*id; 16].into()).collect();
+        v1::AllocationBatch { complete: true, allocations, present, ..Default::default() }
+    }
+
+    /// What was started, and whether it is to end.
+    fn started(node: &LocalNode) -> Vec<(u8, bool)> {
+        let inner = node.lock();
+        inner.entries.iter().map(|(id, entry)| (id.0[0], entry.is_stopping())).collect()
+    }
+
+    #[tokio::test]
+    async fn what_a_set_in_several_messages_names_first_and_brings_later_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        node.apply(whole(vec![endless(1), endless(2), endless(3)], &[1, 2, 3])).await;
+        assert_eq!(started(&node), [(1, false), (2, false), (3, false)]);
+        node.apply(whole(vec![endless(2)], &[1, 2, 4])).await;
+        assert_eq!(started(&node), [(1, false), (2, false), (3, true)]);
+        let rest = vec![endless(1), endless(4)];
+        node.apply(v1::AllocationBatch { allocations: rest, ..Default::default() }).await;
+        assert_eq!(started(&node), [(1, false), (2, false), (3, true), (4, false)]);
+        // A server of before names nothing: what it sends is the set.
+        node.apply(whole(vec![endless(2), endless(4)], &[])).await;
+        assert_eq!(started(&node), [(1, true), (2, false), (3, true), (4, false)]);
+    }
+
+    /// Whatever is wrong with one, at each start: the others are restored.
+    #[tokio::test]
+    async fn an_allocation_that_panics_fails_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        let [bad, good] = [1, 2].map(|id| AllocationId([id; 16]));
+        let spec = Arc::new(AllocationSpec::parse(endless(1)).unwrap());
+        // It has a task that it knows nothing of.
+        let two = testing::message([1; 16], "job", &["a", "b"]);
+        let policy = spec::group_policy(&two).unwrap();
+        let mut runner = AllocationRunner::new(&policy, bad.0, 7, node.shared.clock.now());
+        runner.found(1, 1);
+        let origin = Origin::Stored { suspended: false, booted: false };
+        node.adopt(&mut node.lock(), spec, runner, origin);
+        node.apply(whole(vec![endless(1), endless(2)], &[1, 2])).await;
+        let failed = async {
+            while !node.view(bad).unwrap().terminal {
+                node.shared.ended.notified().await;
+            }
+        };
+        timeout(Duration::from_mins(1), failed).await.unwrap();
+        let status = node.view(bad).unwrap().status;
+        assert_eq!(status.client_status(), v1::ClientStatus::Failed);
+        assert!(status.description.contains("panic") && status.sequence > 7, "{status:?}");
+        assert!(node.shared.outbox.is_pending(bad), "the servers are told");
+        assert!(!node.view(good).unwrap().terminal, "the other one runs");
+    }
+
+    #[tokio::test]
+    async fn an_end_that_the_servers_took_for_old_is_told_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        let mut message = endless(1);
+        r#"{"run_for":"1ms"}"#.clone_into(&mut message.tasks[0].config_json);
+        node.apply(whole(vec![message.clone()], &[1])).await;
+        node.shared.ended.notified().await;
+        let id = AllocationId([1; 16]);
+        let told = || (node.view(id).unwrap().status.sequence, node.shared.outbox.is_pending(id));
+        let (own, _) = told();
+        for (status, known, expected) in [
+            (v1::ClientStatus::Running, own - 1, (own, false)),
+            (v1::ClientStatus::Complete, own, (own, false)),
+            (v1::ClientStatus::Running, own, (own + 1, true)),
+            (v1::ClientStatus::Running, own + 7, (own + 8, true)),
+            (v1::ClientStatus::Complete, own + 8, (own + 8, false)),
+        ] {
+            node.shared.outbox.forget(id);
+            message.set_client_status(status);
+            message.client_sequence = known;
+            node.apply(whole(vec![message.clone()], &[1])).await;
+            assert_eq!(told(), expected, "the servers know {known}, {status:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_ended_in_a_life_before_is_kept_until_the_servers_say_what_they_know_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let before = node(directory.path());
+        let messages = [1, 2, 3].map(|id| {
+            let mut message = endless(id);
+            r#"{"run_for":"1ms"}"#.clone_into(&mut message.tasks[0].config_json);
+            message
+        });
+        before.apply(whole(messages.to_vec(), &[1, 2, 3])).await;
+        let has_ended = |id| before.view(AllocationId([id; 16])).unwrap().terminal;
+        while ![1, 2, 3].into_iter().all(has_ended) {
+            before.shared.ended.notified().await;
+        }
+        before.suspend().await;
+        let node = LocalNode::restore(Arc::clone(&before.shared), 0).unwrap();
+        for id in [1, 2, 3] {
+            node.shared.outbox.forget(AllocationId([id; 16]));
+        }
+        node.settle();
+        assert_eq!(started(&node).len(), 3, "no server was heard");
+        // They took the end of the second for old; the row of the third follows.
+        let mut old = messages[1].clone();
+        old.client_sequence = node.view(AllocationId([2; 16])).unwrap().status.sequence;
+        node.apply(whole(vec![old], &[2, 3])).await;
+        assert_eq!(started(&node), [(2, false), (3, false)]);
+        let mut late = messages[2].clone();
+        late.set_client_status(v1::ClientStatus::Complete);
+        node.apply(v1::AllocationBatch { allocations: vec![late], ..Default::default() }).await;
+        assert_eq!(started(&node), [(2, false)], "the second is told again first");
+    }
+
+    /// A server that is behind says that it is to run, when its end is known to the others and its
+    /// directory is gone.
+    #[tokio::test]
+    async fn what_has_ended_and_is_kept_no_more_is_not_run_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        let mut message = endless(1);
+        r#"{"run_for":"1ms"}"#.clone_into(&mut message.tasks[0].config_json);
+        node.apply(whole(vec![message.clone()], &[1])).await;
+        node.shared.ended.notified().await;
+        assert!(node.lock().entries.values().all(Entry::is_terminal));
+        let removed = vec![message.id.clone()];
+        node.apply(v1::AllocationBatch { removed, ..Default::default() }).await;
+        assert_eq!(started(&node), []);
+        let id = AllocationId([1; 16]);
+        assert!(!node.shared.outbox.is_pending(id));
+        node.apply(whole(vec![message.clone(), endless(2)], &[1, 2])).await;
+        assert_eq!(started(&node), [(2, false)]);
+        // One that was restored from a copy would wait for it for ever.
+        assert!(node.shared.outbox.is_pending(id), "how it ended is told again");
+        node.shared.outbox.forget(id);
+        message.set_client_status(v1::ClientStatus::Complete);
+        node.apply(whole(vec![message, endless(2)], &[1, 2])).await;
+        assert!(!node.shared.outbox.is_pending(id));
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_ends_its_tasks_takes_no_more() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        node.apply(whole(vec![endless(1)], &[1])).await;
+        node.suspend().await;
+        node.apply(whole(vec![endless(2)], &[1, 2])).await;
+        assert_eq!((node.counts(), started(&node)), ((1, 1), vec![(1, false)]));
+    }
+
+    #[tokio::test]
+    async fn new_work_waits_while_the_machine_is_short_and_starts_when_it_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        let id = AllocationId([2; 16]);
+        node.apply(whole(vec![endless(1)], &[1])).await;
+        node.shared.shortages.met_as("too many open files");
+        node.apply(whole(vec![endless(1), endless(2)], &[1, 2])).await;
+        assert_eq!(started(&node), [(1, false)], "what runs goes on");
+        assert_eq!(node.counts(), (2, 2));
+        assert!(node.shared.outbox.is_pending(id), "the servers are told why");
+        node.shared.outbox.forget(id);
+        node.settle();
+        assert!(!node.shared.outbox.is_pending(id), "once");
+        let tending = tokio::spawn(Arc::clone(&node).tend());
+        tokio::task::yield_now().await;
+        node.shared.shortages.started();
+        let starts = async {
+            while started(&node).len() < 2 {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(Duration::from_mins(1), starts).await.unwrap();
+        tending.abort();
+    }
+
+    /// The servers give a port away once its holder is to stop, and leave the wait for its end to
+    /// the agent.
+    #[tokio::test]
+    async fn who_has_a_port_is_waited_for_until_it_has_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        let on = |id: u8, value| {
+            let port = v1::Port { label: "web".to_owned(), value, ..Default::default() };
+            v1::Allocation { ports: vec![port], ..endless(id) }
+        };
+        node.apply(whole(vec![on(1, 7_001)], &[1])).await;
+        let stop = v1::Allocation { run: false, ..on(1, 7_001) };
+        let allocations = vec![stop, on(2, 7_001), on(3, 7_002)];
+        node.apply(v1::AllocationBatch { allocations, ..Default::default() }).await;
+        assert_eq!(started(&node), [(1, true), (3, false)], "its end takes a moment");
+        let starts = async {
+            while started(&node).iter().all(|(id, _)| *id != 2) {
+                node.shared.ended.notified().await;
+                node.settle();
+            }
+        };
+        timeout(Duration::from_mins(1), starts).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_was_down_starts_when_the_servers_name_it_with_leave_to_start() {
+        let directory = tempfile::tempdir().unwrap();
+        let before = node(directory.path());
+        before.apply(whole(vec![endless(1), endless(2)], &[1, 2])).await;
+        before.suspend().await;
+        let node = LocalNode::restore(Arc::clone(&before.shared), 10).unwrap();
+        let may_start = |id: u8| {
+            let inner = node.lock();
+            inner.entries[&AllocationId([id; 16])].wish.borrow().start
+        };
+        let mut held = endless(1);
+        held.task_starts_allowed = false;
+        node.apply(whole(vec![held], &[1])).await;
+        assert_eq!(started(&node), [(1, false), (2, true)], "the second is not in the set");
+        assert!(!may_start(1) && !may_start(2));
+        let leave = vec![endless(1)];
+        node.apply(v1::AllocationBatch { allocations: leave, ..Default::default() }).await;
+        assert!(may_start(1));
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_leave_to_start_stays_while_it_is_named_and_starts_with_the_leave() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = node(directory.path());
+        let [mut first, mut second] = [1, 2].map(endless);
+        (first.task_starts_allowed, second.task_starts_allowed) = (false, false);
+        node.apply(whole(vec![first.clone(), second], &[1, 2])).await;
+        assert_eq!((node.counts(), started(&node)), ((2, 2), Vec::new()));
+        node.apply(whole(Vec::new(), &[1])).await;
+        assert_eq!((node.counts(), started(&node)), ((1, 1), Vec::new()));
+        first.task_starts_allowed = true;
+        node.apply(v1::AllocationBatch { allocations: vec![first], ..Default::default() }).await;
+        assert_eq!(started(&node), [(1, false)]);
+    }
+}

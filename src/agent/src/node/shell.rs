@@ -1,0 +1,728 @@
+//! The shell around one allocation's machine: does what the machine asks for, tells it what
+//! happened, stores how far it got, and reports. One task of the runtime per allocation.
+//!
+//! Order of things: a change is stored before it is reported and before what it asks for is done.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use ground::{
+    removal::remove_tree,
+    rt::{self, Notify, mpsc, oneshot, run_blocking, sleep, sleep_until, watch},
+};
+use proto::v1;
+
+use crate::{
+    allocation::runner::AllocationRunner,
+    allocation::spec::AllocationSpec,
+    allocation::state::{AllocationDirectory, StateDirectory, StoredAllocation},
+    driver,
+    driver::{Drivers, Recovered, Run, TaskContext},
+    executor::process::{kill_leftovers, kill_run},
+    machine::shortage::Shortages,
+    session::meta::NodeMeta,
+    session::status::Outbox,
+    task::run::{ExitResult, Fault, Outcome, StartError},
+    task::runner::{Action, Phase},
+    time::Clock,
+};
+
+/// Pause before a kill that could not be delivered is tried again.
+const KILL_RETRY: Duration = Duration::from_secs(1);
+/// Pause before a directory is prepared again that a shortage of the machine has spoiled; it
+/// doubles up to the longest.
+const SHORTAGE_PAUSE: Duration = Duration::from_secs(1);
+const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// What all allocations of a node share.
+pub struct Shared {
+    pub(crate) clock: Clock,
+    pub state: StateDirectory,
+    pub(crate) outbox: Arc<Outbox>,
+    /// `node.…`, `attr.…`, `meta.…` for interpolation.
+    pub(crate) node_names: Arc<BTreeMap<String, String>>,
+    /// Goes over the `meta.…` among them.
+    pub(crate) meta: Arc<NodeMeta>,
+    pub(crate) executor_binary: Arc<Path>,
+    pub(crate) drivers: Drivers,
+    pub shortages: Arc<Shortages>,
+    /// Told when an allocation has ended.
+    pub(crate) ended: Notify,
+    /// Tasks that this agent ended because their allocations ran too long.
+    pub(crate) too_long: AtomicU64,
+}
+
+impl Shared {
+    /// The node's properties as they are now.
+    fn names(&self) -> Arc<BTreeMap<String, String>> {
+        let changes = self.meta.changes();
+        if changes.is_empty() {
+            return Arc::clone(&self.node_names);
+        }
+        let mut names = BTreeMap::clone(&self.node_names);
+        for (key, value) in changes {
+            let key = format!("meta.{key}");
+            match value {
+                Some(value) => drop(names.insert(key, value)),
+                None => drop(names.remove(&key)),
+            }
+        }
+        Arc::new(names)
+    }
+}
+
+/// What is wanted of an allocation. The newest wish counts, so nothing queues.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wish {
+    /// End.
+    pub(crate) stop: bool,
+    /// The servers have said that it is to run and that its tasks may start.
+    pub(crate) start: bool,
+    /// End the processes, but start them again with the next agent.
+    pub(crate) suspend: bool,
+    /// The last status sequence that the servers know of, while it has not ended in their eyes.
+    pub(crate) sequence: u64,
+    /// A newer version of the job, taken over in place.
+    pub(crate) spec: Option<Arc<AllocationSpec>>,
+}
+
+/// Something that a person asks of an allocation, once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Run tasks anew.
+    Restart {
+        /// Which; all that run when `None`.
+        task: Option<String>,
+    },
+    /// Run all tasks anew, those that have ended too.
+    RestartAll,
+    /// Send a signal.
+    Signal {
+        /// To which; to all that run when `None`.
+        task: Option<String>,
+        /// Name or number.
+        signal: String,
+    },
+}
+
+impl Order {
+    /// The one task that it is for.
+    pub fn task(&self) -> Option<&str> {
+        match self {
+            Self::Restart { task } | Self::Signal { task, .. } => task.as_deref(),
+            Self::RestartAll => None,
+        }
+    }
+}
+
+/// An order, and where to say what came of it.
+pub(crate) type Ordered = (Order, oneshot::Sender<Result<(), String>>);
+
+/// What others see of an allocation.
+#[derive(Clone, Debug)]
+pub struct View {
+    pub spec: Arc<AllocationSpec>,
+    pub status: v1::AllocationStatus,
+    pub terminal: bool,
+    pub(crate) stopping: bool,
+}
+
+/// Where an allocation comes from.
+pub(crate) enum Origin {
+    /// Just received.
+    New,
+    /// Found in the state directory.
+    Stored {
+        /// The agent stopped it itself, or was about to.
+        suspended: bool,
+        /// The machine has booted since.
+        booted: bool,
+    },
+}
+
+enum Happening {
+    Started(usize, Result<Run, StartError>),
+    Recovered(usize, Result<Recovered, StartError>),
+    Exited(usize, Outcome),
+    /// To a task's run of this number.
+    KillSent(usize, u32, std::io::Result<()>),
+    KillAgain(usize, u32),
+    Signaled,
+}
+
+/// One allocation.
+pub(crate) struct Shell {
+    shared: Arc<Shared>,
+    spec: Arc<AllocationSpec>,
+    /// The last wish's specification, which `spec` was made of: wishes repeat it.
+    taken: Option<Arc<AllocationSpec>>,
+    runner: AllocationRunner,
+    directory: AllocationDirectory,
+    /// Invariant: nothing runs or starts while this is so. What was down may have been given up and
+    /// run elsewhere by now: the servers are heard first.
+    held: bool,
+    /// A start that the last agent did not come to make waits while this is so: nothing runs of it
+    /// yet, and the servers may have changed their minds. What does run goes on, restarts included.
+    unheard: bool,
+    runs: Vec<Option<Run>>,
+    view: Arc<Mutex<View>>,
+    wishes: watch::Receiver<Wish>,
+    orders: mpsc::Receiver<Ordered>,
+    /// Who asked for restarts and still waits. Each is a request with a connection of its own,
+    /// whose bound is theirs.
+    restarts: Vec<AwaitedRestart>,
+    happenings: FuturesUnordered<BoxFuture<'static, Happening>>,
+    actions: Vec<Action>,
+}
+
+/// A restart that is answered when these runs have ended: positions and attempts.
+struct AwaitedRestart {
+    runs: Vec<(usize, u32)>,
+    answer: oneshot::Sender<Result<(), String>>,
+}
+
+impl Shell {
+    /// A shell and what others see of it.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        spec: Arc<AllocationSpec>,
+        runner: AllocationRunner,
+        (wishes, orders): (watch::Receiver<Wish>, mpsc::Receiver<Ordered>),
+    ) -> (Self, Arc<Mutex<View>>) {
+        let view = Arc::new(Mutex::new(view_of(&spec, &runner)));
+        let directory = shared.state.allocation(spec.id);
+        let shell = Self {
+            runs: spec.tasks.iter().map(|_| None).collect(),
+            view: Arc::clone(&view),
+            taken: None,
+            happenings: FuturesUnordered::new(),
+            actions: Vec::new(),
+            shared,
+            spec,
+            runner,
+            directory,
+            held: false,
+            unheard: false,
+            wishes,
+            orders,
+            restarts: Vec::new(),
+        };
+        (shell, view)
+    }
+
+    /// Runs the allocation to its end.
+    pub(crate) async fn run(mut self, origin: Origin) {
+        self.begin(origin).await;
+        loop {
+            self.publish().await;
+            self.answer_restarts();
+            if self.runner.is_terminal() {
+                break;
+            }
+            let wish = self.wishes.borrow_and_update().clone();
+            if wish.suspend {
+                self.suspend().await;
+                return;
+            }
+            self.obey(wish);
+            // What was never started has ended without anything to do.
+            if !self.actions.is_empty() || self.runner.is_changed() {
+                continue;
+            }
+            // A restart that was due while it was down waits too.
+            let deadline = self.runner.next_deadline().filter(|_| !self.held);
+            let due = async {
+                match deadline {
+                    Some(at) => sleep_until(self.shared.clock.instant(at)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            rt::select! {
+                biased;
+                changed = self.wishes.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                Some(happening) = self.happenings.next() => {
+                    self.take(happening);
+                    // What has happened meanwhile is stored and told with it.
+                    while let Some(Some(more)) = self.happenings.next().now_or_never() {
+                        self.take(more);
+                    }
+                }
+                Some((order, answer)) = self.orders.recv() => self.carry_out(&order, answer),
+                () = due => {
+                    let now = self.shared.clock.now();
+                    let too_long = self.runner.tick(&self.spec.policy, now, &mut self.actions);
+                    self.shared.too_long.fetch_add(too_long as u64, Ordering::Relaxed);
+                }
+            }
+        }
+        self.shared.ended.notify_one();
+    }
+
+    async fn begin(&mut self, origin: Origin) {
+        if matches!(origin, Origin::Stored { suspended: true, booted: false }) {
+            self.end_what_is_left().await;
+        }
+        let is_new = matches!(origin, Origin::New);
+        let may_live = matches!(origin, Origin::Stored { suspended: false, booted: false });
+        match self.prepare(is_new, may_live).await {
+            Ok(()) => {}
+            // What its tasks need was prepared when it was received. They may run: that is no
+            // reason to give them up.
+            Err(error) if may_live => {
+                tracing::warn!(allocation = %self.spec.id, %error, "cannot prepare the directory of an allocation again");
+            }
+            // It is to end before it has begun, which the wish says.
+            Err(error) if is_new && Fault::of(&error) == Fault::Shortage => return,
+            Err(error) if Fault::of(&error) == Fault::Shortage => {}
+            Err(error) => {
+                let message = format!("cannot prepare the allocation's directory: {error}");
+                self.runner.setup_failed(&message, Fault::of(&error), self.shared.clock.now());
+                return;
+            }
+        }
+        let now = self.shared.clock.now();
+        if matches!(origin, Origin::Stored { .. }) {
+            self.runner.resumed(now);
+        }
+        match origin {
+            Origin::New => self.runner.start(now, &mut self.actions),
+            Origin::Stored { suspended, booted } if suspended || booted => {
+                self.runner.rewind(&self.spec.policy, booted, now, &mut self.actions);
+                self.held = true;
+            }
+            Origin::Stored { .. } => {
+                self.unheard = true;
+                for (position, task) in self.runner.tasks().iter().enumerate() {
+                    if task.may_have_process() {
+                        let context = self.context(position, task.attempt);
+                        let found = recover(context, task.run_started_at_ms);
+                        self.happenings.push(
+                            found.map(move |found| Happening::Recovered(position, found)).boxed(),
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes the directory. A shortage of the machine is waited out, until the allocation is to end
+    /// or its agent does; where processes may live that need the directory no more, it is not.
+    async fn prepare(&mut self, is_new: bool, may_live: bool) -> io::Result<()> {
+        let mut pause = SHORTAGE_PAUSE;
+        loop {
+            let prepared = prepare(self.directory.clone(), Arc::clone(&self.spec), is_new).await;
+            let Err(error) = &prepared else { return prepared };
+            if may_live || Fault::of(error) != Fault::Shortage {
+                return prepared;
+            }
+            if pause == SHORTAGE_PAUSE {
+                tracing::warn!(allocation = %self.spec.id, %error, "the machine is short: an allocation's directory is prepared later");
+                let words = format!("Waits, the machine is short: {error}");
+                self.runner.waits(&words, self.shared.clock.now());
+                self.runner.take_changed();
+                self.report();
+            }
+            self.shared.shortages.met(error);
+            rt::select! {
+                biased;
+                // Without its sender the agent is gone.
+                _ = self.wishes.wait_for(|wish| wish.stop || wish.suspend) => return prepared,
+                () = sleep(pause) => {}
+            }
+            pause = pause.saturating_mul(2).min(SHORTAGE_PAUSE_MAX);
+        }
+    }
+
+    /// Tells the servers how it fares, and shows it.
+    fn report(&self) {
+        let view = view_of(&self.spec, &self.runner);
+        self.shared.outbox.report(self.spec.id, view.status.clone());
+        *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
+    }
+
+    /// Stores and reports what changed, then does what is asked for.
+    async fn publish(&mut self) {
+        let mut stored = Ok(());
+        if self.runner.take_changed() {
+            stored = self.store(self.held).await;
+            self.report();
+        }
+        for action in std::mem::take(&mut self.actions) {
+            match (action, &stored) {
+                (Action::Start { task, .. }, Err(error)) => {
+                    let message = format!("cannot store the allocation's state: {error}");
+                    let fault = Fault::of(error);
+                    let recoverable = fault != Fault::Task;
+                    let failed = Err(StartError { message, recoverable, fault });
+                    self.happenings.push(async move { Happening::Started(task, failed) }.boxed());
+                }
+                (Action::Start { task, attempt }, Ok(())) => self.start(task, attempt),
+                (Action::Kill { task }, _) => self.kill(task),
+            }
+        }
+    }
+
+    async fn store(&mut self, suspended: bool) -> std::io::Result<()> {
+        let directory = self.directory.clone();
+        let boot_id = self.shared.state.boot_id;
+        let stored =
+            StoredAllocation::new(boot_id, suspended, Arc::clone(&self.spec), self.runner.clone());
+        let stored = run_blocking(move || directory.store(&stored)).await;
+        if let Err(error) = &stored {
+            tracing::warn!(allocation = %self.spec.id, %error, "cannot store the state of an allocation");
+            self.shared.shortages.met(error);
+        }
+        stored
+    }
+
+    fn start(&mut self, task: usize, attempt: u32) {
+        let context = self.context(task, attempt);
+        let started = async move {
+            // The files of the attempt before the last are of no use to anybody.
+            if let Some(old @ 1..) = attempt.checked_sub(2) {
+                let old = context.directory.run(&context.task().name, old);
+                if let Err(error) = run_blocking(move || remove_tree(&old)).await {
+                    tracing::warn!(%error, "cannot delete the files of an ended run");
+                }
+            }
+            Happening::Started(task, driver::start(&context).await)
+        };
+        self.happenings.push(started.boxed());
+    }
+
+    fn kill(&mut self, task: usize) {
+        // Without a run there is a recovery under way, which asks again.
+        let Some(run) = self.runs[task].clone() else { return };
+        let attempt = self.runner.tasks()[task].attempt;
+        let (signal, timeout_ms) = self.kill_order(task);
+        let sent =
+            async move { Happening::KillSent(task, attempt, run.kill(&signal, timeout_ms).await) };
+        self.happenings.push(sent.boxed());
+    }
+
+    fn obey(&mut self, wish: Wish) {
+        let now = self.shared.clock.now();
+        if let Some(spec) = wish.spec
+            && !self.taken.as_ref().is_some_and(|taken| Arc::ptr_eq(taken, &spec))
+        {
+            if let Some(spec) = spec.in_order_of(&self.spec) {
+                self.spec = spec;
+                self.runner.revise(&self.spec.policy, now);
+            }
+            self.taken = Some(spec);
+        }
+        self.runner.raise_sequence(wish.sequence);
+        if wish.stop {
+            self.runner.stop(&self.spec.policy, now, &mut self.actions);
+        }
+        if (self.held || self.unheard) && wish.start {
+            (self.held, self.unheard) = (false, false);
+            self.runner.start(now, &mut self.actions);
+        }
+    }
+
+    /// Answers the restarts whose runs have ended, which is stored by now.
+    fn answer_restarts(&mut self) {
+        let tasks = self.runner.tasks();
+        let runs = |(task, attempt): &(usize, u32)| {
+            tasks[*task].attempt == *attempt && tasks[*task].may_have_process()
+        };
+        // Who asked may have gone; that goes for all answers.
+        self.restarts.retain(|restart| !restart.answer.is_closed());
+        for ended in self.restarts.extract_if(.., |restart| !restart.runs.iter().any(runs)) {
+            drop(ended.answer.send(Ok(())));
+        }
+    }
+
+    /// The answer to a restart comes when the tasks have ended, that to a signal when it was
+    /// delivered.
+    fn carry_out(&mut self, order: &Order, answer: oneshot::Sender<Result<(), String>>) {
+        let now = self.shared.clock.now();
+        let name = order.task();
+        let chosen: Vec<usize> = self
+            .spec
+            .tasks
+            .iter()
+            .enumerate()
+            .filter(|(_, task)| name.is_none_or(|name| name == task.name))
+            .map(|(position, _)| position)
+            .collect();
+        let refused = || Err("Task not running".to_owned());
+        match order {
+            Order::Restart { .. } | Order::RestartAll => {
+                let taken = match order {
+                    Order::RestartAll => self.runner.restart_all(now, &mut self.actions),
+                    Order::Restart { .. } | Order::Signal { .. } => {
+                        let named = name.is_some();
+                        self.runner.restart(&chosen, named, now, &mut self.actions) > 0
+                    }
+                };
+                if taken {
+                    let runs = self.runner.ending_to_restart(&chosen);
+                    self.restarts.push(AwaitedRestart { runs, answer });
+                } else {
+                    drop(answer.send(refused()));
+                }
+            }
+            Order::Signal { signal, .. } => {
+                let runs: Vec<Run> = chosen
+                    .into_iter()
+                    .filter(|task| self.runner.signaled(*task, signal, now))
+                    .filter_map(|task| self.runs[task].clone())
+                    .collect();
+                let signal = signal.clone();
+                self.happenings.push(
+                    async move {
+                        let mut sent = if runs.is_empty() { refused() } else { Ok(()) };
+                        for run in runs {
+                            if let Err(error) = run.signal(&signal).await {
+                                sent = Err(error.to_string());
+                            }
+                        }
+                        drop(answer.send(sent));
+                        Happening::Signaled
+                    }
+                    .boxed(),
+                );
+            }
+        }
+    }
+
+    fn take(&mut self, happening: Happening) {
+        let now = self.shared.clock.now();
+        let (runner, policy, actions) = (&mut self.runner, &self.spec.policy, &mut self.actions);
+        match happening {
+            Happening::Started(task, Ok(run)) => {
+                self.runs[task] = Some(run.clone());
+                runner.started(policy, task, now, actions);
+                self.shared.shortages.started();
+                self.watch(task, run);
+            }
+            Happening::Started(task, Err(mut error)) => {
+                if error.fault == Fault::Shortage {
+                    self.shared.shortages.met_as(&error.message);
+                } else if error.fault == Fault::Node
+                    && error.recoverable
+                    && self.shared.shortages.is_seen()
+                {
+                    // What a machine lacks shows in many ways.
+                    error.fault = Fault::Shortage;
+                }
+                runner.start_failed(policy, task, &error, now, actions);
+            }
+            Happening::Recovered(task, Ok(Recovered::Run(run))) => {
+                if runner.tasks()[task].phase == Phase::Starting {
+                    let started =
+                        async move { Happening::Started(task, run.started().await.map(|()| run)) };
+                    self.happenings.push(started.boxed());
+                } else {
+                    self.runs[task] = Some(run.clone());
+                    runner.resume(policy, task, now, actions);
+                    self.watch(task, run);
+                }
+            }
+            Happening::Recovered(task, Ok(Recovered::Never)) => {
+                runner.never_started(policy, task, now, actions);
+                if !self.unheard {
+                    runner.start(now, actions);
+                }
+            }
+            Happening::Recovered(task, Ok(Recovered::Lost)) => {
+                runner.lost(policy, task, now, actions);
+                if !self.unheard {
+                    runner.start(now, actions);
+                }
+            }
+            Happening::Recovered(task, Err(error)) => {
+                let exit = ExitResult {
+                    exit_code: -1,
+                    error: Some(error.message),
+                    ..ExitResult::default()
+                };
+                runner.exited(policy, task, &exit, now, actions);
+            }
+            Happening::Exited(task, outcome) => {
+                self.runs[task] = None;
+                let exit = match outcome {
+                    // The kernel may have killed the executor for want of memory.
+                    Outcome::Exited { result, .. } if self.shared.shortages.is_seen() => {
+                        ExitResult { lost: false, ..result }
+                    }
+                    Outcome::Exited { result, .. } => result,
+                    Outcome::StartFailed { error, .. } => {
+                        ExitResult { exit_code: -1, error: Some(error), ..ExitResult::default() }
+                    }
+                };
+                runner.exited(policy, task, &exit, now, actions);
+            }
+            Happening::KillSent(_, _, Ok(())) | Happening::Signaled => {}
+            Happening::KillSent(task, attempt, Err(error)) => {
+                tracing::debug!(allocation = %self.spec.id, %error, "a kill was not delivered");
+                let again = async move {
+                    sleep(KILL_RETRY).await;
+                    Happening::KillAgain(task, attempt)
+                };
+                self.happenings.push(again.boxed());
+            }
+            Happening::KillAgain(task, attempt) => {
+                // The run may have ended meanwhile, and nobody has asked for the end of the next.
+                let present = &self.runner.tasks()[task];
+                if (present.phase, present.attempt) == (Phase::Killing, attempt) {
+                    self.kill(task);
+                }
+            }
+        }
+    }
+
+    fn watch(&self, task: usize, run: Run) {
+        let ended = async move { Happening::Exited(task, run.wait().await) };
+        self.happenings.push(ended.boxed());
+    }
+
+    /// Ends the processes without the machine knowing: it starts them again with the next agent.
+    async fn suspend(mut self) {
+        // First, so that an end which nobody is there to see does not count as the task's own.
+        drop(self.store(true).await);
+        let live: Vec<_> = (0..self.runs.len())
+            .filter(|task| self.runner.tasks()[*task].may_have_process())
+            .collect();
+        // What is still being started is waited for: it would live on otherwise. What is only to be
+        // started has no process.
+        while live.iter().any(|task| self.is_starting(*task)) {
+            match self.happenings.next().await {
+                Some(happening) => self.take(happening),
+                None => break,
+            }
+        }
+        let ends: FuturesUnordered<_> = live
+            .into_iter()
+            .filter_map(|task| Some(end(self.runs[task].clone()?, self.kill_order(task))))
+            .collect();
+        ends.collect::<Vec<_>>().await;
+        let now = self.shared.clock.now();
+        self.runner.rewind(&self.spec.policy, false, now, &mut self.actions);
+        // What has ended for good by now is news to the servers: the next agent reports it.
+        self.runner.take_changed();
+        drop(self.store(true).await);
+    }
+
+    /// Ends what is left of an agent that died while it was ending its tasks.
+    async fn end_what_is_left(&mut self) {
+        let tasks = self.runner.tasks().iter().enumerate();
+        let ends: FuturesUnordered<_> = tasks
+            .filter(|(_, task)| task.may_have_process())
+            .map(|(position, task)| {
+                let found = recover(self.context(position, task.attempt), task.run_started_at_ms);
+                let order = self.kill_order(position);
+                async move {
+                    // A start that is under way is as good as a run.
+                    if let Ok(Recovered::Run(run)) = found.await
+                        && run.started().await.is_ok()
+                    {
+                        end(run, order).await;
+                    }
+                }
+            })
+            .collect();
+        ends.collect::<Vec<_>>().await;
+    }
+
+    /// A run may come of what is under way.
+    fn is_starting(&self, task: usize) -> bool {
+        let is_only_asked_for =
+            |action: &Action| matches!(action, Action::Start { task: of, .. } if *of == task);
+        self.runs[task].is_none()
+            && self.runner.tasks()[task].may_have_process()
+            && !self.actions.iter().any(is_only_asked_for)
+    }
+
+    /// The signal that asks a task to end, and the time until SIGKILL, ms.
+    fn kill_order(&self, task: usize) -> (String, u64) {
+        let timeout_ms = self.spec.policy.tasks[task].kill_timeout_ms;
+        (self.spec.tasks[task].kill_signal.clone(), timeout_ms)
+    }
+
+    fn context(&self, task: usize, attempt: u32) -> TaskContext {
+        TaskContext {
+            spec: Arc::clone(&self.spec),
+            place: task,
+            node: self.shared.names(),
+            directory: self.directory.clone(),
+            attempt,
+            executor_binary: Arc::clone(&self.shared.executor_binary),
+            drivers: self.shared.drivers.clone(),
+        }
+    }
+}
+
+/// Finds a task's run again. What cannot be found nobody would watch or end: it is killed before
+/// anybody is told.
+async fn recover(context: TaskContext, run_started_at_ms: u64) -> Result<Recovered, StartError> {
+    let found = driver::recover(&context, run_started_at_ms).await;
+    while found.is_err() {
+        let run = context.run_directory();
+        let Err(error) = run_blocking(move || kill_run(&run)).await else { break };
+        tracing::warn!(task = %context.task().name, %error, "cannot kill what is left of a task");
+        sleep(KILL_RETRY).await;
+    }
+    found
+}
+
+/// Ends a run, however long that takes.
+async fn end(run: Run, (signal, timeout_ms): (String, u64)) {
+    let ask = async {
+        while let Err(error) = run.kill(&signal, timeout_ms).await {
+            tracing::debug!(%error, "a kill was not delivered");
+            sleep(KILL_RETRY).await;
+        }
+        std::future::pending::<()>().await;
+    };
+    rt::select! {
+        biased;
+        _ = run.wait() => {}
+        () = ask => {}
+    }
+}
+
+/// What others see of an allocation with this machine.
+pub(crate) fn view_of(spec: &Arc<AllocationSpec>, runner: &AllocationRunner) -> View {
+    View {
+        spec: Arc::clone(spec),
+        status: runner.status(&spec.policy, spec.id.0),
+        terminal: runner.is_terminal(),
+        stopping: runner.is_stopping(),
+    }
+}
+
+/// Makes the directories of an allocation.
+async fn prepare(
+    directory: AllocationDirectory,
+    spec: Arc<AllocationSpec>,
+    is_new: bool,
+) -> io::Result<()> {
+    run_blocking(move || {
+        if is_new {
+            // What an allocation of that id has left whose state was lost would be a second copy.
+            kill_leftovers(&directory.runs())?;
+            directory.remove()?;
+        }
+        directory.prepare(&spec)
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests;

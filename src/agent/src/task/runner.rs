@@ -1,0 +1,819 @@
+//! One task as a pure machine: from its first start to its end, through restarts and the steps of
+//! being killed. It starts and kills nothing itself: it asks for it by [`Action`] and is told what
+//! happened. Nothing here blocks or reads a clock.
+//!
+//! ```text
+//!  Pending ─start─► Starting ─started─► Running ─exit─► Waiting ─delay over─► Starting …
+//!                      │                  │  └─exit, no restart─► Dead
+//!                      └─failed─► (as exit)└─kill─► ShutdownDelay ─► Killing ─exit─► Dead
+//! ```
+
+use calendar::go_duration;
+use serde::{Deserialize, Serialize};
+
+use super::run::{ExitResult, Fault, StartError};
+use crate::{
+    task::restart::{Decision, Ending, RestartPolicy, RestartTracker},
+    task::run_limit::RUN_TIME_OVER,
+    time::Moment,
+};
+
+/// Events kept per task; the first ones go when there are more.
+pub(crate) const EVENTS_MAX: usize = fsm::limits::TASK_EVENTS_MAX;
+
+/// Starts that something passing may spoil before they count as the task's failures.
+const PASSING_TRIES_MAX: u32 = 10;
+/// Pause after the first such start, ms; it doubles with each.
+const SHORTAGE_DELAY_MS: u64 = 1_000;
+const SHORTAGE_DELAY_MS_MAX: u64 = 30_000;
+
+/// Exit code of a run whose end nobody has seen.
+const LOST_EXIT_CODE: i32 = -1;
+
+/// Length of an event's message, bytes; what is beyond is cut off.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 512;
+
+/// What a task's machine needs to know of its specification.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub(crate) struct TaskPolicy {
+    /// Name, unique in the group.
+    pub(crate) name: String,
+    /// Restarts.
+    pub(crate) restart: RestartPolicy,
+    /// The job is to run for ever: an exit code of 0 is no reason to stop.
+    pub(crate) restart_on_success: bool,
+    /// Time between the kill signal and SIGKILL, ms.
+    pub(crate) kill_timeout_ms: u64,
+    /// Pause before the kill signal, ms.
+    pub(crate) shutdown_delay_ms: u64,
+    /// When this task ends the others are stopped.
+    pub(crate) leader: bool,
+}
+
+/// Why a task is killed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum KillReason {
+    /// The servers want the allocation to end.
+    Stopped,
+    /// The leader task of the group has ended.
+    LeaderDead,
+    /// This other task of the group has failed.
+    SiblingFailed(Box<str>),
+    /// The allocation ran longer than its group may.
+    RunTimeOver,
+}
+
+/// Nomad's event types, those that the agent reports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum EventKind {
+    /// `Received`
+    Received,
+    /// `Task Setup`
+    TaskSetup,
+    /// `Setup Failure`
+    SetupFailure,
+    /// `Driver Failure`
+    DriverFailure,
+    /// `Started`
+    Started,
+    /// `Terminated`
+    Terminated,
+    /// `Restarting`
+    Restarting,
+    /// `Not Restarting`
+    NotRestarting,
+    /// `Killing`
+    Killing,
+    /// `Killed`
+    Killed,
+    /// `Leader Task Dead`
+    LeaderTaskDead,
+    /// `Sibling Task Failed`
+    SiblingTaskFailed,
+    /// `Waiting for shutdown delay`
+    WaitingForShutdownDelay,
+    /// `Signaling`
+    Signaling,
+    /// `Node Failure`: the node's fault, not the task's; the servers judge the node by it.
+    NodeFailure,
+    /// `Restart Signaled`
+    RestartSignaled,
+}
+
+impl EventKind {
+    /// The name used in the API.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Received => "Received",
+            Self::TaskSetup => "Task Setup",
+            Self::SetupFailure => "Setup Failure",
+            Self::DriverFailure => "Driver Failure",
+            Self::Started => "Started",
+            Self::Terminated => "Terminated",
+            Self::Restarting => "Restarting",
+            Self::NotRestarting => "Not Restarting",
+            Self::Killing => "Killing",
+            Self::Killed => "Killed",
+            Self::LeaderTaskDead => "Leader Task Dead",
+            Self::SiblingTaskFailed => "Sibling Task Failed",
+            Self::WaitingForShutdownDelay => "Waiting for shutdown delay",
+            Self::Signaling => "Signaling",
+            Self::NodeFailure => "Node Failure",
+            Self::RestartSignaled => "Restart Signaled",
+        }
+    }
+}
+
+/// Something that happened to a task.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Event {
+    /// What.
+    pub(crate) kind: EventKind,
+    /// Wall clock, ms.
+    pub(crate) at_ms: u64,
+    /// In words.
+    pub(crate) message: Box<str>,
+    /// When a run ended.
+    pub(crate) exit: Option<(i32, i32)>,
+}
+
+/// Where a task stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Phase {
+    /// Not started.
+    Pending,
+    /// Asked the driver to start it.
+    Starting,
+    /// Runs.
+    Running,
+    /// Runs; the kill signal is sent at this time since boot.
+    ShutdownDelay {
+        /// When.
+        until_ms: u64,
+    },
+    /// The driver was asked to end it.
+    Killing,
+    /// Ended; runs again at this time since boot.
+    Waiting {
+        /// When.
+        until_ms: u64,
+    },
+    /// Ended for good.
+    Dead,
+}
+
+/// What a machine asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Action {
+    /// Start this attempt.
+    Start {
+        /// Position of the task in its group.
+        task: usize,
+        /// Counts from 1.
+        attempt: u32,
+    },
+    /// Send the kill signal, and SIGKILL after the task's timeout.
+    Kill {
+        /// Position of the task in its group.
+        task: usize,
+    },
+}
+
+/// The machine of one task.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct TaskRunner {
+    /// Where it stands.
+    pub(crate) phase: Phase,
+    /// Ended with an error.
+    pub(crate) failed: bool,
+    /// Restarts so far.
+    pub(crate) restarts: u32,
+    /// Wall clock of the first start, ms; 0: not yet.
+    pub(crate) started_at_ms: u64,
+    /// Wall clock of the end, ms; 0: not yet.
+    pub(crate) finished_at_ms: u64,
+    /// Wall clock of the last restart, ms; 0: never.
+    pub(crate) last_restart_ms: u64,
+    /// Wall clock of the start of the present run, ms.
+    pub(crate) run_started_at_ms: u64,
+    /// Number of the present run, from 1.
+    pub(crate) attempt: u32,
+    /// Newest last. Invariant: at most [`EVENTS_MAX`].
+    pub(crate) events: Vec<Event>,
+    kill: Option<KillReason>,
+    /// Somebody asked for a restart: the end that follows is no failure.
+    restart_wanted: bool,
+    tracker: RestartTracker,
+    /// Why the last run did not start, or how it was lost, if that is the node's fault.
+    pub(crate) node_failure: Option<Box<str>>,
+    /// Starts that failed one after another by a shortage or something passing.
+    shortages: u32,
+}
+
+impl TaskRunner {
+    /// A task that was just received.
+    pub(crate) fn new(now: Moment) -> Self {
+        let mut runner = Self {
+            phase: Phase::Pending,
+            failed: false,
+            restarts: 0,
+            started_at_ms: 0,
+            finished_at_ms: 0,
+            last_restart_ms: 0,
+            run_started_at_ms: 0,
+            attempt: 0,
+            events: Vec::with_capacity(4),
+            kill: None,
+            restart_wanted: false,
+            tracker: RestartTracker::default(),
+            node_failure: None,
+            shortages: 0,
+        };
+        runner.event(now, EventKind::Received, "Task received by client");
+        runner
+    }
+
+    /// Ended for good.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.phase == Phase::Dead
+    }
+
+    /// A process may exist.
+    pub(crate) fn may_have_process(&self) -> bool {
+        match self.phase {
+            Phase::Starting | Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => true,
+            Phase::Pending | Phase::Waiting { .. } | Phase::Dead => false,
+        }
+    }
+
+    /// When [`Self::tick`] is due, in time since boot.
+    pub(crate) fn next_deadline(&self) -> Option<u64> {
+        match self.phase {
+            Phase::ShutdownDelay { until_ms } | Phase::Waiting { until_ms } => Some(until_ms),
+            Phase::Pending | Phase::Starting | Phase::Running | Phase::Killing | Phase::Dead => {
+                None
+            }
+        }
+    }
+
+    /// The end of its run is waited for because somebody wants another.
+    pub(crate) fn ends_to_restart(&self) -> bool {
+        self.phase == Phase::Killing && self.restart_wanted
+    }
+
+    /// Starts a pending task.
+    pub(crate) fn start(&mut self, task: usize, now: Moment, out: &mut Vec<Action>) {
+        if self.phase != Phase::Pending {
+            return;
+        }
+        if self.attempt == 0 {
+            self.event(now, EventKind::TaskSetup, "Building Task Directory");
+        }
+        self.launch(task, out);
+    }
+
+    /// The driver has started it.
+    pub(crate) fn started(
+        &mut self,
+        task: usize,
+        policy: &TaskPolicy,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        if self.phase != Phase::Starting {
+            return;
+        }
+        self.phase = Phase::Running;
+        self.node_failure = None;
+        self.shortages = 0;
+        self.run_started_at_ms = now.wall_ms;
+        if self.started_at_ms == 0 {
+            self.started_at_ms = now.wall_ms;
+        }
+        self.event(now, EventKind::Started, "Task started by client");
+        if let Some(reason) = self.kill.take() {
+            self.kill(task, policy, &reason, now, out);
+        }
+    }
+
+    /// The driver could not start it.
+    pub(crate) fn start_failed(
+        &mut self,
+        policy: &TaskPolicy,
+        error: &StartError,
+        now: Moment,
+        seed: u64,
+    ) {
+        if self.phase != Phase::Starting {
+            return;
+        }
+        let StartError { message, recoverable, fault } = error;
+        self.event(now, EventKind::DriverFailure, message);
+        self.node_failure = (*fault == Fault::Node).then(|| message.as_str().into());
+        if self.kill.is_some() {
+            self.die(now, false);
+            return;
+        }
+        let why = match fault {
+            Fault::Shortage => Some("The machine is short of something"),
+            Fault::Passing => Some("It may pass").filter(|_| self.shortages < PASSING_TRIES_MAX),
+            Fault::Task | Fault::Node => None,
+        };
+        if let Some(why) = why {
+            // The job's restarts are for its own failures.
+            let doubled = SHORTAGE_DELAY_MS.checked_shl(self.shortages.min(10));
+            let delay_ms = doubled.unwrap_or(u64::MAX).min(SHORTAGE_DELAY_MS_MAX);
+            self.shortages = self.shortages.saturating_add(1);
+            let delay = go_duration(delay_ms);
+            let message = format!("{why}, task restarting in {delay}");
+            self.event(now, EventKind::Restarting, &message);
+            self.phase = Phase::Waiting { until_ms: now.since_boot_ms.saturating_add(delay_ms) };
+            return;
+        }
+        let ending = if *recoverable { Ending::StartFailed } else { Ending::StartImpossible };
+        self.after_end(policy, ending, now, seed);
+    }
+
+    /// It cannot be prepared at the moment.
+    pub(crate) fn waits(&mut self, why: &str, now: Moment) {
+        self.event(now, EventKind::TaskSetup, why);
+    }
+
+    /// It could not even be prepared.
+    pub(crate) fn setup_failed(&mut self, error: &str, fault: Fault, now: Moment) {
+        self.event(now, EventKind::SetupFailure, error);
+        if fault == Fault::Node {
+            self.event(now, EventKind::NodeFailure, "The node could not prepare the task");
+            self.node_failure = Some(error.into());
+        }
+        self.die(now, true);
+    }
+
+    /// Its process has ended.
+    pub(crate) fn exited(
+        &mut self,
+        policy: &TaskPolicy,
+        exit: &ExitResult,
+        now: Moment,
+        seed: u64,
+    ) {
+        if !self.may_have_process() {
+            return;
+        }
+        let mut message = match &exit.error {
+            Some(error) => format!("Exit status unknown: {error}"),
+            None => format!("Exit Code: {}", exit.exit_code),
+        };
+        if exit.signal != 0 {
+            message = format!("{message}, Signal: {}", exit.signal);
+        }
+        if exit.oom_killed {
+            message.push_str(", OOM Killed");
+        }
+        self.event(now, EventKind::Terminated, &message);
+        if let Some(event) = self.events.last_mut() {
+            event.exit = Some((exit.exit_code, exit.signal));
+        }
+        if self.kill.is_some() {
+            self.event(now, EventKind::Killed, "Task successfully killed");
+            self.die(now, false);
+            return;
+        }
+        if exit.lost {
+            self.node_failure = exit.error.as_deref().map(Into::into);
+        }
+        if std::mem::take(&mut self.restart_wanted) {
+            self.event(now, EventKind::Restarting, "Task restarting in 0s");
+            self.phase = Phase::Waiting { until_ms: now.since_boot_ms };
+            return;
+        }
+        let ending = if exit.is_success() { Ending::Success } else { Ending::Failure };
+        self.after_end(policy, ending, now, seed);
+    }
+
+    /// Wants it to end. Idempotent; the first reason stays.
+    pub(crate) fn kill(
+        &mut self,
+        task: usize,
+        policy: &TaskPolicy,
+        reason: &KillReason,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        if self.kill.is_some() || self.is_dead() {
+            return;
+        }
+        self.kill = Some(reason.clone());
+        match reason {
+            KillReason::Stopped => {}
+            KillReason::LeaderDead => {
+                self.event(now, EventKind::LeaderTaskDead, "Leader Task in Group dead");
+            }
+            KillReason::SiblingFailed(sibling) => {
+                let message = format!("Task's sibling \"{sibling}\" failed");
+                self.event(now, EventKind::SiblingTaskFailed, &message);
+            }
+            KillReason::RunTimeOver => self.event(now, EventKind::Killing, RUN_TIME_OVER),
+        }
+        if matches!(self.phase, Phase::Running | Phase::Killing) {
+            let timeout = go_duration(policy.kill_timeout_ms);
+            let message = format!("Sent interrupt. Waiting {timeout} before force killing");
+            self.event(now, EventKind::Killing, &message);
+        }
+        match self.phase {
+            Phase::Starting | Phase::Dead => {}
+            Phase::Pending | Phase::Waiting { .. } => {
+                self.event(now, EventKind::Killed, "Task successfully killed");
+                self.die(now, false);
+            }
+            Phase::Running if policy.shutdown_delay_ms > 0 => {
+                let delay = go_duration(policy.shutdown_delay_ms);
+                let message =
+                    format!("Waiting for shutdown_delay of {delay} before killing the task.");
+                self.event(now, EventKind::WaitingForShutdownDelay, &message);
+                let until_ms = now.since_boot_ms.saturating_add(policy.shutdown_delay_ms);
+                self.phase = Phase::ShutdownDelay { until_ms };
+            }
+            Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => {
+                self.send_kill(task, out);
+            }
+        }
+    }
+
+    /// The servers have said what it is to be. A delay that was taken away is over.
+    pub(crate) fn revise(&mut self, policy: &TaskPolicy, now: Moment) {
+        if let Phase::ShutdownDelay { until_ms } = &mut self.phase
+            && policy.shutdown_delay_ms == 0
+        {
+            *until_ms = now.since_boot_ms.min(*until_ms);
+        }
+    }
+
+    /// Somebody wants it to run anew, also while it ends for the sake of an earlier such wish.
+    /// False: it does not run, or is to end.
+    pub(crate) fn restart(
+        &mut self,
+        task: usize,
+        named: bool,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let ends_to_restart = self.ends_to_restart();
+        if self.kill.is_some() || !(ends_to_restart || self.phase == Phase::Running) {
+            return false;
+        }
+        let which = if named { "task" } else { "running tasks" };
+        let message = format!("User requested {which} to restart");
+        self.event(now, EventKind::RestartSignaled, &message);
+        self.restart_wanted = true;
+        if !ends_to_restart {
+            self.send_kill(task, out);
+        }
+        true
+    }
+
+    /// Somebody wants all tasks of the group to run anew, those that have ended too. False: there
+    /// is nothing to do for this one.
+    pub(crate) fn restart_ended(
+        &mut self,
+        task: usize,
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let starts_anyway = matches!(self.phase, Phase::Pending | Phase::Starting);
+        if starts_anyway && self.kill.is_none() {
+            return false;
+        }
+        self.event(now, EventKind::RestartSignaled, "User requested all tasks to restart");
+        // It was to end with its leader or a sibling, which runs anew as well.
+        self.kill = None;
+        match self.phase {
+            Phase::Pending | Phase::Starting => {}
+            Phase::Running | Phase::ShutdownDelay { .. } => {
+                self.restart_wanted = true;
+                self.send_kill(task, out);
+            }
+            Phase::Killing => self.restart_wanted = true,
+            Phase::Waiting { .. } => self.phase = Phase::Waiting { until_ms: now.since_boot_ms },
+            Phase::Dead => {
+                self.failed = false;
+                self.finished_at_ms = 0;
+                self.node_failure = None;
+                self.tracker.reset();
+                self.phase = Phase::Waiting { until_ms: now.since_boot_ms };
+            }
+        }
+        true
+    }
+
+    /// A signal is on its way to it. False: it does not run. One that is to end runs until it has
+    /// ended.
+    pub(crate) fn signaled(&mut self, signal: &str, now: Moment) -> bool {
+        let runs = match self.phase {
+            Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => true,
+            Phase::Pending | Phase::Starting | Phase::Waiting { .. } | Phase::Dead => false,
+        };
+        if runs {
+            let message = format!("Task being sent a signal: {signal}");
+            self.event(now, EventKind::Signaling, &message);
+        }
+        runs
+    }
+
+    /// Does what is due.
+    pub(crate) fn tick(&mut self, task: usize, now: Moment, out: &mut Vec<Action>) {
+        match self.phase {
+            Phase::Waiting { until_ms } if until_ms <= now.since_boot_ms => {
+                self.restarts = self.restarts.saturating_add(1);
+                self.last_restart_ms = now.wall_ms;
+                self.launch(task, out);
+            }
+            Phase::ShutdownDelay { until_ms } if until_ms <= now.since_boot_ms => {
+                self.send_kill(task, out);
+            }
+            Phase::Waiting { .. }
+            | Phase::ShutdownDelay { .. }
+            | Phase::Pending
+            | Phase::Starting
+            | Phase::Running
+            | Phase::Killing
+            | Phase::Dead => {}
+        }
+    }
+
+    /// A run of it may be there, of which nothing is known but its number.
+    pub(crate) fn found(&mut self, attempt: u32) {
+        self.attempt = attempt;
+        self.phase = Phase::Starting;
+    }
+
+    /// Its process is gone for a reason that is not the task's (the machine booted, or the agent
+    /// stopped it): it is to start again.
+    pub(crate) fn rewind(&mut self, booted: bool, now: Moment) {
+        if booted {
+            self.tracker.reset();
+        }
+        if self.is_dead() || !(booted || self.may_have_process()) {
+            return;
+        }
+        if self.kill.is_some() {
+            self.event(now, EventKind::Killed, "Task successfully killed");
+            self.die(now, false);
+        } else {
+            // The start that follows is also the restart that a user wanted.
+            self.restart_wanted = false;
+            self.phase = Phase::Pending;
+        }
+    }
+
+    /// Its run went together with the agent that watched it, and nobody knows how it ended.
+    pub(crate) fn lost(&mut self, now: Moment) {
+        if !self.may_have_process() {
+            return;
+        }
+        self.event(now, EventKind::Terminated, "Exit status unknown: the executor is gone");
+        if let Some(event) = self.events.last_mut() {
+            event.exit = Some((LOST_EXIT_CODE, 0));
+        }
+        if self.kill.is_none() {
+            let message = "Lost together with the agent, task restarting at once: not counted";
+            self.event(now, EventKind::Restarting, message);
+        }
+        self.rewind(false, now);
+    }
+
+    /// A restarted agent that finds a kill under way sends it again.
+    pub(crate) fn resume_kill(&self, task: usize, out: &mut Vec<Action>) {
+        if self.phase == Phase::Killing {
+            out.push(Action::Kill { task });
+        }
+    }
+
+    fn after_end(&mut self, policy: &TaskPolicy, ending: Ending, now: Moment, seed: u64) {
+        let decision = self.tracker.decide(
+            &policy.restart,
+            policy.restart_on_success,
+            ending,
+            now.since_boot_ms,
+            seed,
+        );
+        match decision {
+            Decision::Complete => self.die(now, false),
+            Decision::Fail { reason } => {
+                self.event(now, EventKind::NotRestarting, &reason);
+                self.die(now, true);
+            }
+            Decision::Restart { delay_ms, reason } => {
+                let message = format!("{reason}, task restarting in {}", go_duration(delay_ms));
+                self.event(now, EventKind::Restarting, &message);
+                self.phase =
+                    Phase::Waiting { until_ms: now.since_boot_ms.saturating_add(delay_ms) };
+            }
+        }
+    }
+
+    fn launch(&mut self, task: usize, out: &mut Vec<Action>) {
+        self.attempt = self.attempt.saturating_add(1);
+        self.phase = Phase::Starting;
+        out.push(Action::Start { task, attempt: self.attempt });
+    }
+
+    fn send_kill(&mut self, task: usize, out: &mut Vec<Action>) {
+        self.phase = Phase::Killing;
+        out.push(Action::Kill { task });
+    }
+
+    fn die(&mut self, now: Moment, failed: bool) {
+        self.phase = Phase::Dead;
+        self.failed = failed;
+        self.finished_at_ms = now.wall_ms;
+    }
+
+    fn event(&mut self, now: Moment, kind: EventKind, message: &str) {
+        let end = message.floor_char_boundary(MESSAGE_BYTES_MAX);
+        let message = message[..end].into();
+        self.push(Event { kind, at_ms: now.wall_ms, message, exit: None });
+    }
+
+    fn push(&mut self, event: Event) {
+        if self.events.len() >= EVENTS_MAX {
+            self.events.remove(0);
+        }
+        self.events.push(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nomad's type and message of each event, up to what differs from one to the next. What is not
+    /// Nomad's says so.
+    fn told(kind: EventKind) -> (&'static str, &'static [&'static str]) {
+        match kind {
+            EventKind::Received => ("Received", &["Task received by client"]),
+            EventKind::TaskSetup => ("Task Setup", &["Building Task Directory"]),
+            EventKind::SetupFailure => ("Setup Failure", &["no such user"]),
+            EventKind::DriverFailure => ("Driver Failure", &["no such command"]),
+            EventKind::Started => ("Started", &["Task started by client"]),
+            EventKind::Terminated => ("Terminated", &["Exit Code: 3", "Exit Code: 137, Signal: 9"]),
+            EventKind::Restarting => (
+                "Restarting",
+                &["Task restarting in 0s", "Restart within policy, task restarting in 10ms"],
+            ),
+            EventKind::NotRestarting => (
+                "Not Restarting",
+                &[
+                    "Exceeded allowed attempts 1 in interval 1s and mode is \"fail\"",
+                    "Error was unrecoverable",
+                ],
+            ),
+            EventKind::Killing => ("Killing", &["Sent interrupt. Waiting 2s before force killing"]),
+            EventKind::Killed => ("Killed", &["Task successfully killed"]),
+            EventKind::LeaderTaskDead => ("Leader Task Dead", &["Leader Task in Group dead"]),
+            EventKind::SiblingTaskFailed => {
+                ("Sibling Task Failed", &["Task's sibling \"db\" failed"])
+            }
+            EventKind::WaitingForShutdownDelay => (
+                "Waiting for shutdown delay",
+                &["Waiting for shutdown_delay of 5s before killing the task."],
+            ),
+            // The view takes the signal out of the sentence.
+            EventKind::Signaling => ("Signaling", &["Task being sent a signal: SIGHUP"]),
+            // Not Nomad's.
+            EventKind::NodeFailure => ("Node Failure", &["The node could not prepare the task"]),
+            EventKind::RestartSignaled => (
+                "Restart Signaled",
+                &[
+                    "User requested task to restart",
+                    "User requested running tasks to restart",
+                    "User requested all tasks to restart",
+                ],
+            ),
+        }
+    }
+
+    #[test]
+    fn every_event_is_told_as_in_nomad() {
+        let now = Moment { since_boot_ms: 1_000, wall_ms: 1_000_000 };
+        let mode = crate::task::restart::RestartMode::Fail;
+        let policy = TaskPolicy {
+            name: "t".to_owned(),
+            restart: RestartPolicy { attempts: 1, interval_ms: 1000, delay_ms: 10, mode },
+            restart_on_success: false,
+            kill_timeout_ms: 2_000,
+            shutdown_delay_ms: 5_000,
+            leader: false,
+        };
+        let mut events = Vec::new();
+        let mut play = |script: &dyn Fn(&mut TaskRunner, &mut Vec<Action>)| {
+            let (mut task, mut out) = (TaskRunner::new(now), Vec::new());
+            task.start(0, now, &mut out);
+            task.started(0, &policy, now, &mut out);
+            script(&mut task, &mut out);
+            events.append(&mut task.events);
+        };
+        let exit = |exit_code, signal| ExitResult { exit_code, signal, ..ExitResult::default() };
+        let error = StartError {
+            message: "no such command".to_owned(),
+            recoverable: false,
+            fault: Fault::Task,
+        };
+        play(&|task, _| task.exited(&policy, &exit(3, 0), now, 0));
+        play(&|task, out| {
+            for _ in 0..2 {
+                task.exited(&policy, &exit(3, 0), now, 0);
+                task.tick(0, Moment { since_boot_ms: 1_020, ..now }, out);
+                task.started(0, &policy, now, out);
+            }
+        });
+        play(&|task, out| {
+            task.exited(&policy, &exit(3, 0), now, 0);
+            task.tick(0, Moment { since_boot_ms: 1_020, ..now }, out);
+            task.start_failed(&policy, &error, now, 0);
+        });
+        play(&|task, _| task.setup_failed("no such user", Fault::Node, now));
+        play(&|task, _| {
+            task.signaled("SIGHUP", now);
+        });
+        for named in [true, false] {
+            play(&|task, out| {
+                task.restart(0, named, now, out);
+                task.exited(&policy, &exit(137, 9), now, 0);
+            });
+        }
+        play(&|task, out| {
+            task.restart_ended(0, now, out);
+        });
+        let sibling = KillReason::SiblingFailed("db".into());
+        for reason in [KillReason::Stopped, KillReason::LeaderDead, sibling] {
+            play(&|task, out| {
+                task.kill(0, &policy, &reason, now, out);
+                task.exited(&policy, &exit(137, 9), now, 0);
+            });
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        for event in &events {
+            let (name, messages) = told(event.kind);
+            assert_eq!(event.kind.name(), name);
+            // A pause has jitter.
+            let said = event.message.replace("11ms", "10ms").replace("12ms", "10ms");
+            assert!(messages.contains(&said.as_str()), "{name}: {said}");
+            seen.insert((name, said));
+        }
+        assert_eq!(
+            seen.iter().map(|(name, _)| name).collect::<std::collections::BTreeSet<_>>().len(),
+            16
+        );
+    }
+
+    /// The pauses between the starts of a task that all fail by this fault, up to twenty, and the
+    /// task at the end.
+    fn pauses(fault: Fault) -> (Vec<u64>, TaskRunner) {
+        let policy = TaskPolicy {
+            name: "t".to_owned(),
+            restart: RestartPolicy {
+                attempts: 0,
+                interval_ms: 1000,
+                delay_ms: 10,
+                mode: crate::task::restart::RestartMode::Fail,
+            },
+            restart_on_success: false,
+            kill_timeout_ms: 0,
+            shutdown_delay_ms: 0,
+            leader: false,
+        };
+        let short =
+            StartError { message: "too many open files".to_owned(), recoverable: true, fault };
+        let mut now = Moment::default();
+        let mut task = TaskRunner::new(now);
+        let mut out = Vec::new();
+        task.start(0, now, &mut out);
+        let mut pauses = Vec::new();
+        while !task.is_dead() && pauses.len() < 20 {
+            task.start_failed(&policy, &short, now, 0);
+            let Some(due) = task.next_deadline() else { break };
+            pauses.push((due - now.since_boot_ms) / 1000);
+            now.since_boot_ms = due;
+            task.tick(0, now, &mut out);
+        }
+        (pauses, task)
+    }
+
+    /// A shortage of the machine is waited out with growing pauses, however long it lasts, and
+    /// takes none of the job's restarts.
+    #[test]
+    fn a_shortage_is_waited_out() {
+        let (pauses, task) = pauses(Fault::Shortage);
+        assert_eq!(pauses[..7], [1, 2, 4, 8, 16, 30, 30]);
+        assert_eq!((pauses.len(), task.is_dead()), (20, false));
+    }
+
+    #[test]
+    fn what_may_pass_is_tried_a_few_times() {
+        let (pauses, task) = pauses(Fault::Passing);
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30, 30, 30]);
+        assert!(task.is_dead() && task.failed, "it does not go on for ever");
+        assert_eq!(task.node_failure, None);
+    }
+}
