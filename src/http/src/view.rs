@@ -17,18 +17,18 @@ mod scaling;
 mod settings;
 mod task_event;
 
-pub(crate) use allocation::{allocation, allocation_stub};
-pub(crate) use capacity::{capacity_group, capacity_groups, capacity_members, is_capacity_group};
-pub(crate) use deployment::deployment;
-pub(crate) use evaluation::{desired, evaluation_in, evaluation_stub};
-pub(crate) use job::{current_version, job, job_stub, job_summary, job_version, submission};
-pub(crate) use member::{member, raft_server};
-pub(crate) use node::{node, node_stub};
-pub(crate) use node_state::{mass_loss, offline_node};
-pub(crate) use placement::placement_metrics;
-pub(crate) use pool::{instance, instance_pool, provider};
-pub(crate) use scaling::{scale_status, scaling_policy, scaling_policy_stub};
-pub(crate) use settings::{namespace, node_pool, scheduler_configuration};
+pub(crate) use allocation::*;
+pub(crate) use capacity::*;
+pub(crate) use deployment::*;
+pub(crate) use evaluation::*;
+pub(crate) use job::*;
+pub(crate) use member::*;
+pub(crate) use node::*;
+pub(crate) use node_state::*;
+pub(crate) use placement::*;
+pub(crate) use pool::*;
+pub(crate) use scaling::*;
+pub(crate) use settings::*;
 
 use std::{collections::BTreeMap, fmt::Display};
 

@@ -4,5 +4,8 @@ mod commands;
 mod row;
 mod transitions;
 
+#[cfg(test)]
+mod tests;
+
 pub use self::{commands::*, row::*};
 pub(crate) use transitions::check_name;

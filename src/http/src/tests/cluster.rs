@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use wire::api::{
     Api, ApiError, MemberInfo, Presence, ReadMode, Sample, Snapshot, WorkerChange, WorkerInfo,
-    WorkerSettings, WorkerStatus, Workload, Written, payload,
+    WorkerSettings, WorkerStatus, Workload, Written, payload, senders,
 };
 
 const START_MS: u64 = 1_700_000_000_000;
@@ -291,13 +291,14 @@ impl Api for TestCluster {
 
     fn write<'a>(
         &'a self,
-        _caller: &'a Caller,
+        caller: &'a Caller,
         command: Command,
         request: Option<RequestId>,
         _timeout: Duration,
     ) -> BoxFuture<'a, Result<Written, ApiError>> {
         Box::pin(async move {
             self.fail()?;
+            senders::check_caller(caller, &command)?;
             Ok(self.apply(command, request))
         })
     }

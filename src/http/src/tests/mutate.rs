@@ -4,7 +4,7 @@
 use std::{fmt::Write as _, time::Duration};
 
 use chance::Dice;
-use fsm::{EvaluationId, JobKey, NodeId, State};
+use fsm::{EvaluationId, JobKey, NodeId, State, table::TableId};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -396,20 +396,9 @@ fn mutate(request: &mut Request, body: &mut Value, chance: &mut Dice) {
 }
 
 /// What clients see of the state: sessions remember refused requests as well.
-fn contents(state: &State) -> [fsm::digest::Digest; 11] {
-    [
-        state.jobs().digest(),
-        state.job_versions().digest(),
-        state.nodes().digest(),
-        state.evaluations().digest(),
-        state.allocations().digest(),
-        state.node_pools().digest(),
-        state.namespaces().digest(),
-        state.configurations().digest(),
-        state.offline_nodes().digest(),
-        state.tombstones().digest(),
-        state.mass_losses().digest(),
-    ]
+fn contents(state: &State) -> Vec<fsm::digest::Digest> {
+    let tables = TableId::ALL.into_iter().filter(|table| *table != TableId::Sessions);
+    tables.map(|table| state.table_digest(table)).collect()
 }
 
 /// Texts of the answers with status 500 that Nomad gives as well.
