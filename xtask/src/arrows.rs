@@ -52,7 +52,9 @@ pub(crate) fn without_io(repository: &Repository) -> BTreeSet<String> {
     let below = text.split_once(WITHOUT_IO).map_or("", |(_, below)| below);
     let lines = below.lines().skip(1).take_while(|line| line.contains("->"));
     let names = lines.filter_map(|line| line.split_once("->")).map(|(name, _)| name.trim());
-    names.filter(|name| !name.ends_with("(tests)")).map(str::to_owned).collect()
+    // A room of a package is not one.
+    let packages = names.filter(|name| !name.ends_with("(tests)") && !name.contains('/'));
+    packages.map(str::to_owned).collect()
 }
 
 /// Folders of `src/` that are packages of their own: others name them without `crate::`.

@@ -266,17 +266,20 @@ pub fn wall_offset_ms() -> i64 {
     with_group(0, |state| state.wall.offset_at(now))
 }
 
+/// A task, whatever it is.
+type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// A future that knows its group while it runs, and while it is dropped.
-struct Grouped<F> {
+struct Grouped<T> {
     group: Group,
     /// Invariant: there until the drop.
-    future: Option<Pin<Box<F>>>,
+    future: Option<Boxed<T>>,
 }
 
-impl<F: Future> Future for Grouped<F> {
-    type Output = F::Output;
+impl<T> Future for Grouped<T> {
+    type Output = T;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         if is_paused(self.group, context) {
             return Poll::Pending;
         }
@@ -288,7 +291,7 @@ impl<F: Future> Future for Grouped<F> {
     }
 }
 
-impl<F> Drop for Grouped<F> {
+impl<T> Drop for Grouped<T> {
     fn drop(&mut self) {
         let outer = CURRENT_GROUP.replace(Some(self.group));
         self.future = None;
@@ -302,7 +305,11 @@ where
     T: Future + Send + 'static,
     T::Output: Send + 'static,
 {
-    let task = tokio::spawn(Grouped { group, future: Some(Box::pin(future)) });
+    spawn_boxed_in(group, Box::pin(future))
+}
+
+fn spawn_boxed_in<T: Send + 'static>(group: Group, future: Boxed<T>) -> JoinHandle<T> {
+    let task = tokio::spawn(Grouped { group, future: Some(future) });
     enlist(group, task.abort_handle());
     task
 }
@@ -313,9 +320,15 @@ where
     T: Future + Send + 'static,
     T::Output: Send + 'static,
 {
+    spawn_boxed(Box::pin(future))
+}
+
+/// By what tasks come to, and not by what they are: the runtime's part of a task is compiled once
+/// for each type, and there are hundreds.
+fn spawn_boxed<T: Send + 'static>(future: Boxed<T>) -> JoinHandle<T> {
     match CURRENT_GROUP.get() {
         None => tokio::spawn(future),
-        Some(group) => spawn_in(group, future),
+        Some(group) => spawn_boxed_in(group, future),
     }
 }
 
@@ -324,10 +337,14 @@ pub fn spawn_into<F>(set: &mut JoinSet<()>, future: F)
 where
     F: Future<Output = ()> + Send + 'static,
 {
+    spawn_boxed_into(set, Box::pin(future));
+}
+
+fn spawn_boxed_into(set: &mut JoinSet<()>, future: Boxed<()>) {
     match CURRENT_GROUP.get() {
         None => drop(set.spawn(future)),
         Some(group) => {
-            let task = set.spawn(Grouped { group, future: Some(Box::pin(future)) });
+            let task = set.spawn(Grouped { group, future: Some(future) });
             enlist(group, task);
         }
     }
@@ -351,6 +368,10 @@ fn enlist(group: Group, task: AbortHandle) {
 /// whoever asked for it has gone. On a simulated server it is done at one moment, some time after
 /// it was asked for, and its result comes some time later.
 pub async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    run_boxed(Box::new(work)).await
+}
+
+async fn run_boxed<T: Send + 'static>(work: Box<dyn FnOnce() -> T + Send>) -> T {
     let task = match CURRENT_GROUP.get() {
         Some(group) => spawn_in(group, async move {
             sleep(simulated_work_time()).await;

@@ -28,6 +28,7 @@ use super::{
     error::Error,
     filter::Filter,
     job_bodies::JobBodies,
+    requests::Requests,
     route::JobPath,
 };
 use crate::{
@@ -86,6 +87,8 @@ pub(crate) struct Call {
     query: Vec<(String, String)>,
     request_id: Option<RequestId>,
     ids_made: AtomicU64,
+    /// What requests took.
+    pub(crate) requests: Arc<Requests>,
     /// Turns of large lists.
     pub(crate) lists: Arc<Semaphore>,
     /// What the bodies of answers may take.
@@ -133,6 +136,7 @@ impl FromRequest<Context> for Call {
             query,
             request_id: None,
             ids_made: AtomicU64::new(0),
+            requests: Arc::clone(&context.requests),
             lists: Arc::clone(&context.budget.lists),
             answers: context.budget.answers.clone(),
             job_bodies: Arc::clone(&context.job_bodies),

@@ -7,6 +7,7 @@ use axum::{
 };
 use fsm::Rejection;
 use ground::telemetry::LevelError;
+use scheduler::what_if::WhatIfError;
 use wire::api::{Answer, ApiError};
 
 use super::answer::Meta;
@@ -132,6 +133,15 @@ impl From<ApiError> for Error {
 impl From<Rejection> for Error {
     fn from(rejection: Rejection) -> Self {
         Self::answering(Answer::from(&rejection), rejection.to_string())
+    }
+}
+
+impl From<WhatIfError> for Error {
+    fn from(error: WhatIfError) -> Self {
+        match error {
+            WhatIfError::Rejected(rejection) => rejection.into(),
+            WhatIfError::Schedule(error) => Self::internal(error.to_string()),
+        }
     }
 }
 

@@ -400,7 +400,7 @@ async fn validate(call: Call) -> Result<Answer, Error> {
             let mut tasks = spec.groups.iter().flat_map(|group| &group.tasks);
             let is_checked = tasks.all(|task| jobspec::driver_is_checked(&task.driver));
             let command = RegisterJob::new(spec, EvaluationId(call.api.new_id()));
-            let errors = match job_plan::registered(&state, call.api.now_ms(), command) {
+            let errors = match scheduler::what_if::with_job(&state, call.api.now_ms(), command) {
                 // That nothing may be registered now says nothing about the job.
                 Ok(_) | Err(Rejection::RegistrationDisabled) => Vec::new(),
                 Err(rejection) => vec![rejection.to_string()],

@@ -1,22 +1,18 @@
 //! `PUT /v1/job/ID/plan`: what registering a job would do. The real scheduler on a snapshot of the
 //! server that is asked; nothing is written.
 //!
-//! ```text
-//!  snapshot ─► clone ─► RegisterJob as `apply` does it ─► the scheduler's pass ─► counts, failures, preemptions
-//!                                                           ▲        │ the plan is full
-//!                                                           └────────┘
-//! ```
+//! `scheduler::what_if` finds it; what is here is Nomad's form of it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use fsm::{
-    Command, Evaluation, EvaluationId, EvaluationStatus, Index, Job, JobVersion, Metrics, Plan,
-    Proposal, Rejection, Reply, State, Text, TimeMs,
+    Allocation, EvaluationId, Index, Metrics, State, Text, TimeMs,
     job::{JobSpec, RegisterJob},
-    plan::Outcome,
-    table::ChangeSet,
 };
-use scheduler::{Annotations, Memory, Pass};
+use scheduler::{
+    Annotations,
+    what_if::{self, Version},
+};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -30,8 +26,6 @@ use super::{
     view,
 };
 
-/// Passes of one prediction: each places up to `fsm::limits::PLAN_PLACEMENTS_MAX` instances.
-const PASSES_MAX: u32 = 64;
 /// Rows for which a prediction counts, so that it has a thread and a turn of its own.
 const ROWS: usize = usize::MAX;
 
@@ -41,7 +35,7 @@ struct Prediction {
     failed: BTreeMap<Text, Metrics>,
     /// What would be evicted, as lists show it.
     preempted: Vec<Value>,
-    /// See [`left_behind`].
+    /// Evaluations that would wait, as lists show them.
     created: Vec<Value>,
     diff: Value,
     /// The job's index before.
@@ -117,147 +111,32 @@ fn predict(
     command: RegisterJob,
     with_diff: bool,
 ) -> Result<Prediction, Error> {
-    let RegisterJob { evaluation, .. } = command;
-    let key = command.spec.key.clone();
-    let before = current(state, &key);
-    let job_modify_index = before.as_ref().map_or(0, |(job, _)| job.job_modify_index);
-    let mut trial = registered(state, now, command)?;
-    let after = current(&trial, &key);
-    let mut prediction = Prediction {
-        annotations: Annotations::default(),
-        failed: BTreeMap::new(),
-        preempted: Vec::new(),
-        created: Vec::new(),
-        diff: Value::Null,
-        job_modify_index,
-    };
-    let spec = after.as_ref().map(|(_, version)| &*version.spec);
-    if let Some(spec) = spec.filter(|spec| spec.is_parent()) {
-        trial = child_of(state, now, spec, evaluation)?;
-    }
-    let mut memory = Memory::default();
-    for attempt in 0..PASSES_MAX {
-        let Some(row) = trial.evaluations().get(&evaluation).cloned() else { break };
-        let pass = Pass { state: &trial, evaluation: &row, now: trial.at(), attempt };
-        let plan = scheduler::schedule_with(&pass, &mut memory)
-            .map_err(|error| Error::internal(error.to_string()))?;
-        let evicted = plan.placements.iter().flat_map(|placement| &placement.preempts);
-        let evicted = evicted.filter_map(|id| trial.allocations().get(id));
-        prediction
-            .preempted
-            .extend(evicted.map(|row| view::allocation_stub(&trial, row, false, true)));
-        let made = match &plan.outcome {
-            Some(outcome) => outcome.annotations.clone(),
-            None => scheduler::annotate(&trial, &plan, spec),
-        };
-        prediction.add(made, attempt == 0);
-        if let Some(outcome) = plan.outcome {
-            let left = left_behind(&trial, &row, &outcome);
-            let shown = left.iter().map(|row| {
-                let mut shown = view::evaluation_in(&trial, trial.at(), row, None);
-                shown["JobID"] = (&*key.id).into();
-                shown
-            });
-            prediction.created = shown.collect();
-            prediction.failed = outcome.failed_groups;
-            break;
-        }
-        if !goes_on(&mut trial, &plan) {
-            break;
-        }
-    }
+    let found = what_if::registered(state, now, command)?;
+    let stub = |row: &Arc<Allocation>| view::allocation_stub(&found.state, row, false, true);
+    let preempted = found.preempted.iter().map(stub).collect();
+    let created = found.waiting.iter().map(|row| {
+        let mut shown = view::evaluation_in(&found.state, found.state.at(), row, None);
+        shown["JobID"] = (&*found.key.id).into();
+        shown
+    });
+    let created = created.collect();
+    let mut diff = Value::Null;
     if with_diff {
-        let json = |found: &Current| jobs_bridge::job_json(&found.0, &found.1, As::Job);
+        let json = |version: &Version| jobs_bridge::job_json(&version.job, &version.row, As::Job);
         // A job that was stopped is compared with what it ran.
-        let (old, new) = (before.as_ref().map(json), after.as_ref().map(json));
-        let diff = jobspec::job_diff(old.as_ref(), new.as_ref());
+        let (old, new) = (found.before.as_ref().map(json), found.after.as_ref().map(json));
+        let made = jobspec::job_diff(old.as_ref(), new.as_ref());
         let replaces = |group: &str, task: &str| {
-            let old = before.as_ref().map(|(_, version)| &*version.spec);
-            let pair = old.zip(spec);
-            pair.is_none_or(|(old, new)| scheduler::replaces_task(old, new, group, task))
+            let pair = found.before.as_ref().zip(found.after.as_ref());
+            pair.is_none_or(|(old, new)| {
+                scheduler::replaces_task(&old.row.spec, &new.row.spec, group, task)
+            })
         };
-        prediction.diff = annotated(diff, &prediction.annotations, replaces);
+        diff = annotated(made, &found.annotations, replaces);
     }
-    Ok(prediction)
-}
-
-/// The state with what a periodic or parameterized job runs: its children are it, without the block
-/// that makes them. The child has an id that no job has.
-fn child_of(
-    state: &State,
-    now: TimeMs,
-    parent: &JobSpec,
-    evaluation: EvaluationId,
-) -> Result<State, Error> {
-    let mut spec = JobSpec { periodic: None, parameterized: None, ..parent.clone() };
-    spec.key.id = format!("{}\u{0}", spec.key.id).into();
-    Ok(registered(state, now, RegisterJob::new(Arc::new(spec), evaluation))?)
-}
-
-/// The state with a registration, as `apply` would take it.
-pub(super) fn registered(
-    state: &State,
-    now: TimeMs,
-    command: RegisterJob,
-) -> Result<State, Rejection> {
-    let mut trial = state.clone();
-    let command = Command::from(command);
-    let proposal = Proposal { at: now, epoch: None, request: None, command };
-    let index = state.index().saturating_add(1);
-    let applied = trial.apply(index, state.term(), &proposal, &mut ChangeSet::trial());
-    if let Reply::Rejected(rejection) = applied.reply {
-        return Err(rejection);
-    }
-    Ok(trial)
-}
-
-/// The evaluations that the run leaves: blocked ones and those for later. What finds no room may be
-/// waited for by a blocked evaluation that is there already; the run makes no other then, and that
-/// one stands for it.
-fn left_behind(state: &State, own: &Evaluation, outcome: &Outcome) -> Vec<Evaluation> {
-    let mut left = outcome.evaluations.clone();
-    let is_blocked = |row: &Evaluation| row.status == EvaluationStatus::Blocked;
-    if !outcome.failed_groups.is_empty() && !left.iter().any(is_blocked) {
-        let open = state.job_index(&own.job).into_iter().flat_map(|index| &index.open_evaluations);
-        let rows = open.filter_map(|id| state.evaluations().get(id));
-        left.extend(
-            rows.filter(|row| row.id != own.id && is_blocked(row)).map(|row| (**row).clone()),
-        );
-    }
-    left
-}
-
-/// Takes a plan that was full; whether there is another.
-fn goes_on(trial: &mut State, plan: &Plan) -> bool {
-    let tried = trial.try_plan(plan, &|_, _, _| Ok(Vec::new()));
-    tried.is_ok_and(|tried| tried.dropped.is_empty() && !tried.plan.is_no_op())
-}
-
-/// A job, and the version that it has.
-type Current = (Arc<Job>, Arc<JobVersion>);
-
-fn current(state: &State, key: &fsm::JobKey) -> Option<Current> {
-    let job = state.jobs().get(key)?;
-    Some((Arc::clone(job), Arc::clone(view::current_version(state, job)?)))
-}
-
-impl Prediction {
-    /// Adds what a pass does; what stays as it is was counted by the first one.
-    fn add(&mut self, made: Annotations, is_first: bool) {
-        for (name, counts) in made {
-            let sum = self.annotations.entry(name).or_default();
-            sum.place += counts.place;
-            sum.canary += counts.canary;
-            sum.stop += counts.stop;
-            sum.migrate += counts.migrate;
-            sum.in_place_update += counts.in_place_update;
-            sum.destructive_update += counts.destructive_update;
-            sum.preemptions += counts.preemptions;
-            if is_first {
-                sum.ignore = counts.ignore;
-            }
-        }
-    }
+    let job_modify_index = found.before.map_or(0, |version| version.job.job_modify_index);
+    let (annotations, failed) = (found.annotations, found.failed);
+    Ok(Prediction { annotations, failed, preempted, created, diff, job_modify_index })
 }
 
 /// Writes into the diff what each group and task comes to. `replaces` says whether the change of a

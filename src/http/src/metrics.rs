@@ -5,7 +5,6 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use axum::extract::State;
 use fsm::{Job, right::Right};
 use ground::{
     metrics::{Names, PROMETHEUS, exposition, nomad, number, summary},
@@ -14,7 +13,6 @@ use ground::{
 use wire::api::ReadMode;
 
 use super::{
-    Context,
     answer::Answer,
     call::Call,
     error::Error,
@@ -28,13 +26,13 @@ pub(super) fn routes() -> Vec<Route> {
     vec![Route::read("/v1/metrics", Subject::Agent, Right::Nothing, metrics)]
 }
 
-async fn metrics(State(context): State<Context>, call: Call) -> Result<Answer, Error> {
+async fn metrics(call: Call) -> Result<Answer, Error> {
     let names = call.parameter("names").unwrap_or("");
     let names = Names::parse(names)
         .ok_or_else(|| Error::bad(format!("names must be nomad or absent, not `{names}`")))?;
     let (mut gauges, mut samples) = (call.api.gauges(), call.api.samples());
-    gauges.extend(context.requests.counts());
-    samples.extend(context.requests.times());
+    gauges.extend(call.requests.counts());
+    samples.extend(call.requests.times());
     if let Some((sent, dropped)) = telemetry::traced() {
         gauges.insert("nomad.traces.sent".to_owned(), number(sent));
         gauges.insert("nomad.traces.dropped".to_owned(), number(dropped));

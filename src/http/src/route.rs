@@ -16,9 +16,11 @@ use axum::{
     routing::{MethodFilter, MethodRouter, any, on},
 };
 use fsm::{JobKey, right::Right};
+use futures_util::{FutureExt, future::BoxFuture};
 
 use super::{
     Context,
+    answer::Answer,
     call::{Call, segments},
     error::Error,
 };
@@ -127,6 +129,11 @@ pub(super) enum Is {
     Enterprise,
 }
 
+/// What answers a route.
+trait Handle: Fn(Call) -> BoxFuture<'static, Result<Answer, Error>> + Send + Sync {}
+
+impl<H: Fn(Call) -> BoxFuture<'static, Result<Answer, Error>> + Send + Sync> Handle for H {}
+
 /// A row.
 #[cfg_attr(
     not(test),
@@ -143,52 +150,65 @@ pub(super) struct Route {
 }
 
 impl Route {
-    fn built<H, T>(
+    fn row(
         takes: Takes,
         path: &'static str,
         (subject, right): (Subject, Right),
-        handler: H,
-    ) -> Self
-    where
-        H: Handler<T, Context>,
-        T: 'static,
-    {
-        let handler = on(takes.filter(), handler);
+        handler: MethodRouter<Context>,
+    ) -> Self {
         Self { takes, path, subject, right, is: Is::Built, handler }
     }
 
-    pub(super) fn read<H, T>(path: &'static str, subject: Subject, right: Right, handler: H) -> Self
-    where
-        H: Handler<T, Context>,
-        T: 'static,
-    {
-        Self::built(Takes::Read, path, (subject, right), handler)
+    /// By what handlers come to, and not by what they are: axum's part of a handler is compiled
+    /// once, and not once for each of them.
+    fn built(
+        takes: Takes,
+        path: &'static str,
+        needs: (Subject, Right),
+        handler: Box<dyn Handle>,
+    ) -> Self {
+        let handler: Arc<dyn Handle> = handler.into();
+        let answer = move |call: Call| handler(call);
+        Self::row(takes, path, needs, on(takes.filter(), answer))
     }
 
-    pub(super) fn write<H, T>(
+    pub(super) fn read<F>(
         path: &'static str,
         subject: Subject,
         right: Right,
-        handler: H,
+        handler: impl Fn(Call) -> F + Send + Sync + 'static,
     ) -> Self
     where
-        H: Handler<T, Context>,
-        T: 'static,
+        F: Future<Output = Result<Answer, Error>> + Send + 'static,
     {
-        Self::built(Takes::Write, path, (subject, right), handler)
+        let boxed = Box::new(move |call| handler(call).boxed());
+        Self::built(Takes::Read, path, (subject, right), boxed)
     }
 
-    pub(super) fn delete<H, T>(
+    pub(super) fn write<F>(
         path: &'static str,
         subject: Subject,
         right: Right,
-        handler: H,
+        handler: impl Fn(Call) -> F + Send + Sync + 'static,
     ) -> Self
     where
-        H: Handler<T, Context>,
-        T: 'static,
+        F: Future<Output = Result<Answer, Error>> + Send + 'static,
     {
-        Self::built(Takes::Delete, path, (subject, right), handler)
+        let boxed = Box::new(move |call| handler(call).boxed());
+        Self::built(Takes::Write, path, (subject, right), boxed)
+    }
+
+    pub(super) fn delete<F>(
+        path: &'static str,
+        subject: Subject,
+        right: Right,
+        handler: impl Fn(Call) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<Answer, Error>> + Send + 'static,
+    {
+        let boxed = Box::new(move |call| handler(call).boxed());
+        Self::built(Takes::Delete, path, (subject, right), boxed)
     }
 
     /// A route of Nomad that is not built.
@@ -198,13 +218,15 @@ impl Route {
         subject: Subject,
         right: Right,
     ) -> Self {
-        Self { is: Is::Refused, ..Self::built(takes, path, (subject, right), refused) }
+        let answer = on(takes.filter(), refused);
+        Self { is: Is::Refused, ..Self::row(takes, path, (subject, right), answer) }
     }
 
     /// A route that only Nomad Enterprise has.
     pub(super) fn enterprise(takes: Takes, path: &'static str) -> Self {
         let needs = (Subject::Cluster, Right::Management);
-        Self { is: Is::Enterprise, ..Self::built(takes, path, needs, enterprise) }
+        let answer = on(takes.filter(), enterprise);
+        Self { is: Is::Enterprise, ..Self::row(takes, path, needs, answer) }
     }
 }
 

@@ -24,77 +24,40 @@
 
 #![forbid(unsafe_code)]
 
-mod annotate;
-mod candidates;
-mod constraint;
-mod declared;
-mod evaluate;
-mod feasible;
-mod idle;
-mod pattern;
-mod plan;
-mod preempt;
-mod rank;
+mod explain;
+mod kind;
+mod pass;
+mod place;
 mod reconcile;
-mod regexp;
-mod reschedule;
-mod rollout;
-mod service;
-mod shuffle;
-mod spread;
-mod stack;
-mod system;
-mod tally;
-mod update;
-mod version;
 
 pub mod check;
+pub mod what_if;
 
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test that finds nothing to unwrap fails")]
 mod tests;
 
-pub use annotate::{Annotations, annotate};
-pub use candidates::Memory;
-pub use constraint::{NODE_TARGETS, is_target, pattern_problem};
-pub use declared::{Declared, per_node_max};
-pub use pattern::{Budget, Pattern, Spent};
-pub use update::replaces_task;
+pub use self::{
+    explain::annotate::{Annotations, annotate},
+    pass::{Pass, ScheduleError},
+    place::{
+        candidates::Memory,
+        constraint::{NODE_TARGETS, is_target, pattern_problem},
+        declared::{Declared, per_node_max},
+        pattern::{Budget, Pattern, Spent},
+    },
+    reconcile::update::replaces_task,
+};
 
-use fsm::{Evaluation, Index, JobKey, JobKind, Plan, State, TimeMs, plan::Outcome};
+use fsm::{JobKind, Plan, plan::Outcome};
+
+use self::{
+    kind::{draft::Draft, evaluate, service, system},
+    pass::Target,
+};
 
 /// Version of the scheduling rules. Servers that disagree on it must not schedule for each other.
 pub const SCHEDULER_VERSION: u32 = 4;
-
-/// What one pass looks at.
-#[derive(Clone, Copy)]
-pub struct Pass<'a> {
-    /// The snapshot.
-    pub state: &'a State,
-    /// The evaluation to process.
-    pub evaluation: &'a Evaluation,
-    /// Log time, not before `state.at()`.
-    pub now: TimeMs,
-    /// Number of the pass, from 0; part of the seed of ids.
-    pub attempt: u32,
-}
-
-/// The snapshot cannot be scheduled on.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ScheduleError {
-    /// A job's current version is not in the versions table.
-    #[error(
-        "job {job} has no spec for its current version {version} (create index {create_index})"
-    )]
-    SpecMissing {
-        /// Job.
-        job: JobKey,
-        /// Its incarnation.
-        create_index: Index,
-        /// The version that is missing.
-        version: u64,
-    },
-}
 
 /// Plans one pass.
 pub fn schedule(pass: &Pass<'_>) -> Result<Plan, ScheduleError> {
@@ -103,8 +66,8 @@ pub fn schedule(pass: &Pass<'_>) -> Result<Plan, ScheduleError> {
 
 /// Plans one pass, faster with the memory of earlier ones; the plan is the same.
 pub fn schedule_with(pass: &Pass<'_>, memory: &mut Memory) -> Result<Plan, ScheduleError> {
-    let target = plan::Target::of(pass)?;
-    let draft = plan::Draft::new(pass, target);
+    let target = Target::of(pass)?;
+    let draft = Draft::new(pass, target);
     let kind = target.kind(pass.evaluation);
     if !evaluate::handles(kind, pass.evaluation.trigger) {
         return Ok(draft.refuse(format!(
@@ -141,8 +104,8 @@ pub const fn attempts_max(kind: JobKind) -> u32 {
 pub fn exhausted(pass: &Pass<'_>) -> Result<Plan, ScheduleError> {
     let tried = schedule(pass)?;
     let annotations = tried.outcome.as_ref().map(|outcome| outcome.annotations.clone());
-    let target = plan::Target::of(pass)?;
-    let mut draft = plan::Draft::new(pass, target);
+    let target = Target::of(pass)?;
+    let mut draft = Draft::new(pass, target);
     evaluate::queue_missing(&mut draft, tried);
     let mut plan = evaluate::exhausted(draft, attempts_max(target.kind(pass.evaluation)));
     if let Some(outcome) = &mut plan.outcome {

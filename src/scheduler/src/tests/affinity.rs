@@ -14,7 +14,7 @@ use fsm::{
 };
 
 use super::{Cluster, cluster::PlanExt, id, job};
-use crate::idle::OTHER_NODES_MAX;
+use crate::place::idle::OTHER_NODES_MAX;
 
 const META_KEY: &str = "snapshot";
 

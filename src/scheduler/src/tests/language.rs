@@ -7,7 +7,7 @@ use chance::Dice;
 use fsm::{Node, job::Constraint};
 
 use super::node;
-use crate::{constraint::Condition, pattern::Budget};
+use crate::{place::constraint::Condition, place::pattern::Budget};
 
 const ROUNDS: u64 = 500;
 

@@ -6,20 +6,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fsm::{
-    Allocation, AllocationId, JobSpec, Metrics, Plan, TaskGroup, Text, Trigger, job::Constraint,
-};
+use fsm::{Allocation, AllocationId, JobSpec, Metrics, Plan, TaskGroup, Text, Trigger};
 
 use crate::{
-    candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
-    constraint::Condition,
-    evaluate,
-    plan::Draft,
-    reconcile::{self, Changes, PlaceWish, Reason},
-    reschedule,
-    rollout::Rollout,
-    stack::Stack,
-    update::Differences,
+    kind::draft::Draft,
+    kind::evaluate,
+    pass::VersionId,
+    place::candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
+    place::older::{Older, extended},
+    place::stack::Stack,
+    reconcile::changes::{Changes, PlaceWish, Reason},
+    reconcile::rollout::Rollout,
+    reconcile::update::Differences,
+    reconcile::{changes, reschedule},
 };
 
 /// Instances of a group for whose successors a pass may find no room before it leaves the rest as
@@ -38,8 +37,8 @@ enum Tried {
 /// count again when the job is started.
 pub(crate) fn stop_all(mut draft: Draft<'_>) -> Plan {
     let allocations = allocations(&draft).into_iter();
-    for allocation in allocations.filter(|allocation| reconcile::is_to_stop(allocation)) {
-        let lost = allocation.is_live() && reconcile::is_lost(&draft.pass, allocation);
+    for allocation in allocations.filter(|allocation| changes::is_to_stop(allocation)) {
+        let lost = allocation.is_live() && changes::is_lost(&draft.pass, allocation);
         let reason = if lost { Reason::Lost } else { Reason::NotNeeded };
         if !draft.stop(allocation, &reason.text().into(), lost) {
             break;
@@ -66,12 +65,12 @@ pub(crate) fn schedule<'a>(
     for group in &spec.groups {
         draft.queued.insert(group.name.clone(), 0);
         let own = by_group.remove(&*group.name).unwrap_or_default();
-        changes.push(reconcile::group(&draft.pass, &rollout, kind, version, group, &own));
+        changes.push(changes::group(&draft.pass, &rollout, kind, version, group, &own));
     }
     let removed: Vec<_> = by_group.into_values().flatten().collect();
     let quiet = changes.iter().all(|own| own.placements.is_empty() && own.outdated.is_empty());
     let older = older_versions(&rollout, version, spec, &changes);
-    let extended = extended(&draft, spec, &older);
+    let extended = extended(&draft.target, draft.pass.state, &older);
     let offered = extended.as_ref().map_or((spec, &[][..]), |(spec, older)| (spec, older));
     let stack = (!quiet).then(|| Stack::new(&draft.pass, offered, &allocations, memory));
     let mut work = Work {
@@ -94,14 +93,10 @@ pub(crate) fn schedule<'a>(
     work.finish()
 }
 
-/// Groups of the stack beyond those of the job: of a group of the job by its number, in an older
-/// version.
-pub(crate) type Older = Vec<(usize, u64)>;
-
 /// The older versions that instances may be placed of while the deployment holds back what is new.
 fn older_versions(
     rollout: &Rollout<'_>,
-    version: (u64, u64),
+    version: VersionId,
     spec: &JobSpec,
     changes: &[Changes<'_>],
 ) -> Older {
@@ -118,44 +113,6 @@ fn older_versions(
     older.sort_unstable();
     older.dedup();
     older
-}
-
-/// Stands between the name of a group and a version: no name may hold it.
-pub(crate) const VERSION_MARK: char = '\u{0}';
-
-/// What a job asks of all its groups in an older version and not in its current one.
-pub(crate) type JobConstraints = Vec<Constraint>;
-
-/// The job with the groups of older versions behind its own, under names that no group has, and
-/// what their versions ask of them; none: there are none. They heed what the job as a whole asks
-/// for in its current version, and the constraints of the job in their own. Those about single
-/// nodes are put beside those of the group; how many of the job may share a property or a host
-/// counts the instances of all its groups.
-pub(crate) fn extended(
-    draft: &Draft<'_>,
-    spec: &JobSpec,
-    older: &Older,
-) -> Option<(JobSpec, Vec<JobConstraints>)> {
-    if older.is_empty() {
-        return None;
-    }
-    let job = draft.target.job?;
-    let mut extended = spec.clone();
-    let mut of_jobs = Vec::new();
-    for (number, version) in older {
-        let current = &spec.groups[*number];
-        let old = draft.pass.state.job_spec(&job.key, job.create_index, *version);
-        let mut group = old.and_then(|old| old.group(&current.name)).unwrap_or(current).clone();
-        let more = old.iter().flat_map(|old| &old.constraints);
-        let more = more.filter(|one| !spec.constraints.contains(one)).cloned();
-        let (of_job, of_nodes): (Vec<_>, Vec<_>) =
-            more.partition(|one| Condition::distinct(one).is_some());
-        group.constraints.extend(of_nodes);
-        group.name = format!("{}{VERSION_MARK}{version}", current.name).into();
-        extended.groups.push(group);
-        of_jobs.push(of_job);
-    }
-    Some((extended, of_jobs))
 }
 
 fn allocations<'a>(draft: &Draft<'a>) -> Vec<&'a Allocation> {
@@ -189,9 +146,9 @@ struct Work<'a> {
 impl<'a> Work<'a> {
     /// Stops what ends anyway; false when the plan is full.
     fn stop(&mut self, removed: &[&Allocation], changes: &[Changes<'_>]) -> bool {
-        let removed = removed.iter().filter(|allocation| reconcile::is_to_stop(allocation));
+        let removed = removed.iter().filter(|allocation| changes::is_to_stop(allocation));
         let removed = removed.map(|allocation| {
-            let lost = allocation.is_live() && reconcile::is_lost(&self.draft.pass, allocation);
+            let lost = allocation.is_live() && changes::is_lost(&self.draft.pass, allocation);
             (*allocation, if lost { Reason::Lost } else { Reason::NotNeeded })
         });
         let wishes = changes

@@ -10,7 +10,8 @@ use fsm::{
 
 use super::{Seat, Standing, Work};
 use crate::{
-    evaluate, reconcile::Reason, rollout::Rollout, service::Older, stack::Obstacle, update::differ,
+    kind::evaluate, pass::VersionId, place::older::Older, place::stack::Obstacle,
+    reconcile::changes::Reason, reconcile::rollout::Rollout, reconcile::update::differ,
 };
 
 /// Least time between two steps back to a stable version, ms: there is no deployment that tells
@@ -21,7 +22,7 @@ const STEP_BACK_MS_MIN: u64 = 1_000;
 /// `stable` may be wherever canaries are.
 pub(super) fn older_versions(
     rollout: &Rollout<'_>,
-    (create_index, version): (u64, u64),
+    VersionId { created: create_index, number: version }: VersionId,
     spec: &JobSpec,
     allocations: &[&Allocation],
     stable: Option<&JobVersion>,
@@ -233,7 +234,7 @@ impl Work<'_> {
         previous: Option<&Allocation>,
         seat: Seat,
     ) -> Option<Seat> {
-        let previous = previous.filter(|row| row.job_create_index == self.version.0);
+        let previous = previous.filter(|row| row.job_create_index == self.version.created);
         let left = previous.filter(|row| self.rollout.is_left_canary(row));
         if let Some(version) = left.and_then(|_| self.proven(&self.spec.groups[seat.number])) {
             return Some(Seat { version: Some(version), ..seat });

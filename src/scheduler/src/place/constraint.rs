@@ -7,10 +7,7 @@ use std::{borrow::Cow, cell::RefCell, cmp::Ordering, collections::BTreeMap};
 
 use fsm::{Node, Text, job::Constraint};
 
-use crate::{
-    pattern::{self, Budget},
-    version::Requirement,
-};
+use crate::{place::pattern, place::pattern::Budget, place::version::Requirement};
 
 /// What `${…}` may name of a node, besides `attr.NAME` and `meta.NAME`.
 pub const NODE_TARGETS: [&str; 5] =

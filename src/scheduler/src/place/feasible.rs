@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use fsm::{ClassId, JobSpec, Node, TaskGroup, Text, job::Constraint};
 
-use crate::{constraint::Condition, evaluate::ClassSummary, pattern::Budget};
+use crate::{place::constraint::Condition, place::pattern::Budget};
 
 const MISSING_DRIVERS: &str = "missing drivers";
 
@@ -102,6 +102,13 @@ impl Level {
             Known::Eligible | Known::Nothing => Ok(()),
         }
     }
+}
+
+/// What classes say about the groups that could not be placed.
+#[derive(Default)]
+pub(crate) struct ClassSummary {
+    pub(crate) eligibility: BTreeMap<ClassId, bool>,
+    pub(crate) escaped: bool,
 }
 
 /// The checks of a job, and what is known of each class.

@@ -7,11 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    AllocationId, ClassId, Evaluation, EvaluationId, EvaluationStatus, JobKind, NodeId, Plan,
-    TimeMs, Trigger,
+    AllocationId, Evaluation, EvaluationId, EvaluationStatus, JobKind, NodeId, Plan, TimeMs,
+    Trigger,
 };
 
-use crate::plan::{Draft, End};
+use crate::{
+    kind::draft::{Draft, End},
+    place::feasible::ClassSummary,
+};
 
 const BLOCKED_REMAINING: &str = "created to place remaining allocations";
 const BLOCKED_CONFLICTS: &str = "created due to placement conflicts";
@@ -37,13 +40,6 @@ pub(crate) fn handles(kind: JobKind, trigger: Trigger) -> bool {
         Trigger::PeriodicJob => kind != JobKind::System,
         Trigger::Scheduled => false,
     }
-}
-
-/// What classes say about the groups that could not be placed.
-#[derive(Default)]
-pub(crate) struct ClassSummary {
-    pub(crate) eligibility: BTreeMap<ClassId, bool>,
-    pub(crate) escaped: bool,
 }
 
 /// Ends the pass of a job with `count` instances: complete, re-blocked, or complete with a blocked

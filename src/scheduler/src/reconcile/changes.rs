@@ -16,9 +16,8 @@ use fsm::{
 };
 
 use crate::{
-    Pass,
-    reschedule::{self, When},
-    rollout::Rollout,
+    pass::Pass, pass::VersionId, reconcile::reschedule, reconcile::reschedule::When,
+    reconcile::rollout::Rollout,
 };
 
 /// Why an allocation ends.
@@ -90,16 +89,15 @@ impl PlaceWish<'_> {
     }
 
     /// The version of the allocation whose place it takes, if that is an older one of the same job.
-    pub(crate) fn older_version(&self, (created, version): (u64, u64)) -> Option<u64> {
+    pub(crate) fn older_version(&self, version: VersionId) -> Option<u64> {
         let previous = self.previous.filter(|_| !self.canary)?;
-        let is_older = previous.job_create_index == created && previous.job_version != version;
-        is_older.then_some(previous.job_version)
+        version.is_other_of_same_job(previous).then_some(previous.job_version)
     }
 
     /// Whether it takes the place of one of the current version that ends whether or not this one
     /// is placed.
-    fn takes_over_current(&self, version: (u64, u64)) -> bool {
-        let is_current = |row: &Allocation| (row.job_create_index, row.job_version) == version;
+    fn takes_over_current(&self, version: VersionId) -> bool {
+        let is_current = |row: &Allocation| VersionId::of(row) == version;
         !self.canary && !self.rescheduled && self.previous.is_some_and(is_current)
     }
 
@@ -153,7 +151,7 @@ impl Changes<'_> {
     /// some. What finds no room is stood in for as the next pass would do it, which knows of
     /// missing instances only and not of what ends now: nothing that happens would bring that pass
     /// about.
-    pub(crate) fn hold(&mut self, version: (u64, u64), takes_canaries: bool) {
+    pub(crate) fn hold(&mut self, version: VersionId, takes_canaries: bool) {
         self.is_held = true;
         let stand_in = self.stand_in;
         let mut free = stand_in.map_or(0, |older| self.free_of(older, version));
@@ -190,9 +188,9 @@ impl Changes<'_> {
 
     /// How many more than are there, or come in the place of others, an older version wants of the
     /// group.
-    fn free_of(&self, older: StandIn, version: (u64, u64)) -> u32 {
-        let id = (version.0, older.version);
-        let is_it = |row: &&&Allocation| (row.job_create_index, row.job_version) == id;
+    fn free_of(&self, older: StandIn, version: VersionId) -> u32 {
+        let id = version.with_number(older.version);
+        let is_it = |row: &&&Allocation| VersionId::of(row) == id;
         let kept = self.outdated.iter().filter(is_it).count();
         let come = self.placements.iter().filter(|wish| wish.previous.is_some());
         let come = come.filter(|wish| wish.older_version(version) == Some(older.version)).count();
@@ -236,7 +234,7 @@ pub(crate) fn group<'a>(
     pass: &Pass<'a>,
     rollout: &Rollout<'a>,
     kind: JobKind,
-    version: (u64, u64),
+    version: VersionId,
     group: &TaskGroup,
     allocations: &[&'a Allocation],
 ) -> Changes<'a> {
@@ -261,9 +259,7 @@ pub(crate) fn group<'a>(
     let wanted = group.count as usize;
     of.drop_excess(&mut sorted, wanted, &mut changes);
     sorted.drop_placeless(wanted, &mut changes);
-    let is_current = |allocation: &&&Allocation| {
-        (allocation.job_create_index, allocation.job_version) == version
-    };
+    let is_current = |allocation: &&&Allocation| VersionId::of(allocation) == version;
     changes.current_names =
         sorted.kept.iter().filter(is_current).map(|allocation| allocation.name_index).collect();
     let names = |list: &[&Allocation]| -> BTreeSet<u32> {
@@ -280,16 +276,14 @@ pub(crate) fn group<'a>(
         changes.next_stand_in = of.stand_in(&stay);
     }
     of.keep_canaries(&canaries, &mut changes);
-    changes.has_run = allocations
-        .iter()
-        .chain(&canaries)
-        .any(|allocation| (allocation.job_create_index, allocation.job_version) == version);
+    changes.has_run =
+        allocations.iter().chain(&canaries).any(|allocation| VersionId::of(allocation) == version);
 
     for allocation in sorted.kept {
         if kind == JobKind::Batch && is_over(allocation) {
             continue; // No update waits for it.
         }
-        if (allocation.job_create_index, allocation.job_version) != version {
+        if VersionId::of(allocation) != version {
             changes.outdated.push(allocation);
             continue;
         }
@@ -314,7 +308,7 @@ struct Of<'a, 'p> {
     pass: &'p Pass<'a>,
     rollout: &'p Rollout<'a>,
     kind: JobKind,
-    version: (u64, u64),
+    version: VersionId,
     group: &'p TaskGroup,
 }
 
@@ -344,7 +338,7 @@ impl<'a> Of<'a, '_> {
     /// When a failed allocation is tried again: what its own version says, if what takes its place
     /// will run that one.
     fn policy(&self, allocation: &Allocation) -> Option<ReschedulePolicy> {
-        let is_current = (allocation.job_create_index, allocation.job_version) == self.version;
+        let is_current = VersionId::of(allocation) == self.version;
         if is_current || self.rollout.is_open(self.group, false) {
             return self.group.reschedule;
         }
@@ -361,7 +355,7 @@ impl<'a> Of<'a, '_> {
         if self.rollout.is_open(self.group, may_begin) {
             return None;
         }
-        let (created, current) = self.version;
+        let VersionId { created, number: current } = self.version;
         let rows = lists.iter().copied().flatten();
         let rows = rows.filter(|row| row.job_create_index == created);
         let newest = rows.map(|row| row.job_version).filter(|version| *version != current).max();
@@ -373,7 +367,7 @@ impl<'a> Of<'a, '_> {
     /// The last stable version before the current one, if the group has been wanted ever since: the
     /// job was not stopped, nor did it lack the group.
     fn last_stable(&self) -> Option<u64> {
-        let (created, current) = self.version;
+        let VersionId { created, number: current } = self.version;
         let versions = self.pass.state.versions_of(&self.pass.evaluation.job, created);
         let is_wanted = |row: &Arc<JobVersion>| {
             let group = row.spec.group(&self.group.name);
@@ -389,7 +383,7 @@ impl<'a> Of<'a, '_> {
         for allocation in allocations {
             let superseded =
                 allocation.next.is_some_and(|next| pass.state.allocations().contains(&next));
-            let current = (allocation.job_create_index, allocation.job_version) == version;
+            let current = VersionId::of(allocation) == version;
             let is_run_once = kind == JobKind::Batch && current;
             let may_stay_ended = current && allocation.may_stay_ended(is_run_once);
             if may_stay_ended && !superseded && allocation.is_ended_by_request() {
@@ -419,7 +413,7 @@ impl<'a> Of<'a, '_> {
                 ClientStatus::Failed => {
                     // That of a job that was purged is not an instance of the one that took its
                     // name.
-                    let is_ours = allocation.job_create_index == version.0;
+                    let is_ours = allocation.job_create_index == version.created;
                     if !is_ours || (kind == JobKind::Batch && !current) {
                         continue;
                     }
@@ -462,9 +456,7 @@ impl<'a> Of<'a, '_> {
     /// these first what does not do its work, then those whose names others have that stay
     /// (promoted canaries of the version, or else the older one), then the highest names.
     fn drop_excess(&self, sorted: &mut Sorted<'a>, wanted: usize, changes: &mut Changes<'a>) {
-        let is_current = |allocation: &Allocation| {
-            (allocation.job_create_index, allocation.job_version) == self.version
-        };
+        let is_current = |allocation: &Allocation| VersionId::of(allocation) == self.version;
         let is_done = |allocation: &Allocation| {
             self.kind == JobKind::Batch && allocation.client == ClientStatus::Complete
         };

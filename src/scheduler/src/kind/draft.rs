@@ -3,21 +3,21 @@
 //!
 //! Must never decide anything: reconcilers decide, the draft writes down.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
     Allocation, AllocationId, ClientStatus, DeploymentId, Evaluation, EvaluationId,
-    EvaluationStatus, Index, Job, JobKind, JobSpec, Metrics, Placement, Plan, Stop, TaskGroup,
-    Text,
+    EvaluationStatus, Metrics, Placement, Plan, Stop, TaskGroup, Text,
     deployment::{DeploymentGoal, NewDeployment},
     limits::PLAN_PLACEMENTS_MAX,
     plan::{FollowUp, InPlace, Outcome},
 };
 
-use crate::{Pass, ScheduleError, reconcile::PlaceWish, stack::Choice};
+use crate::{
+    pass::{Pass, Target, VersionId},
+    place::stack::Choice,
+    reconcile::changes::PlaceWish,
+};
 
 /// Encoded size of a plan's placements beyond which it is cut, bytes. With the largest placement (a
 /// job is at most `fsm::limits::JOB_BYTES_MAX`) and [`FAILURE_BYTES_MAX`] twice (the outcome and
@@ -30,42 +30,6 @@ const FAILURE_BYTES_MAX: usize = 4 << 20;
 const PLACEMENT_BYTES: usize = 128;
 const RESCHEDULE_BYTES: usize = 64;
 const ID_BYTES: usize = 16;
-
-/// The job that is evaluated, and what it wants.
-#[derive(Clone, Copy)]
-pub(crate) struct Target<'a> {
-    /// None: purged.
-    pub(crate) job: Option<&'a Arc<Job>>,
-    /// None: nothing is wanted, because the job is gone, stopped or a template.
-    pub(crate) spec: Option<&'a Arc<JobSpec>>,
-}
-
-impl<'a> Target<'a> {
-    pub(crate) fn of(pass: &Pass<'a>) -> Result<Self, ScheduleError> {
-        let Some(job) = pass.state.jobs().get(&pass.evaluation.job) else {
-            return Ok(Self { job: None, spec: None });
-        };
-        if job.stop || !job.is_scheduled() {
-            return Ok(Self { job: Some(job), spec: None });
-        }
-        let spec = pass.state.current_spec(job).ok_or_else(|| ScheduleError::SpecMissing {
-            job: job.key.clone(),
-            create_index: job.create_index,
-            version: job.version,
-        })?;
-        Ok(Self { job: Some(job), spec: Some(spec) })
-    }
-
-    /// The scheduler: the job's, or the evaluation's when the job is gone.
-    pub(crate) fn kind(&self, evaluation: &Evaluation) -> JobKind {
-        self.job.map_or(evaluation.kind, |job| job.kind)
-    }
-
-    /// Incarnation and version of the job.
-    pub(crate) fn version(&self) -> (Index, u64) {
-        self.job.map_or((0, 0), |job| (job.create_index, job.version))
-    }
-}
 
 /// A plan in the making.
 pub(crate) struct Draft<'a> {
@@ -91,7 +55,7 @@ pub(crate) struct Draft<'a> {
 
 impl<'a> Draft<'a> {
     pub(crate) fn new(pass: &Pass<'a>, target: Target<'a>) -> Self {
-        let (job_create_index, job_version) = target.version();
+        let VersionId { created: job_create_index, number: job_version } = target.version();
         let mut ids = blake3::Hasher::new();
         ids.update(&pass.evaluation.id.0);
         ids.update(&pass.state.index().to_be_bytes());

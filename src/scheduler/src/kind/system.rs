@@ -17,14 +17,17 @@ use fsm::{Allocation, ClientStatus, JobKind, JobSpec, JobVersion, Node, NodeId, 
 
 use self::steps::{Step, older_versions};
 use crate::{
-    candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
-    evaluate,
-    plan::Draft,
-    reconcile::{self, PlaceWish, Reason},
-    rollout::Rollout,
-    service::{Older, Texts, extended},
-    stack::{Obstacle, Stack},
-    update::Differences,
+    kind::draft::Draft,
+    kind::evaluate,
+    kind::service::Texts,
+    pass::VersionId,
+    place::candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
+    place::older::{Older, extended},
+    place::stack::{Obstacle, Stack},
+    reconcile::changes,
+    reconcile::changes::{PlaceWish, Reason},
+    reconcile::rollout::Rollout,
+    reconcile::update::Differences,
 };
 
 /// Brings each node to one instance per group.
@@ -46,7 +49,7 @@ pub(crate) fn schedule<'a>(
     });
     let left = stable.as_deref().filter(|_| rollout.has_failed());
     let older = older_versions(&rollout, draft.target.version(), spec, &allocations, left);
-    let extended = extended(&draft, spec, &older);
+    let extended = extended(&draft.target, draft.pass.state, &older);
     let offered = extended.as_ref().map_or((spec, &[][..]), |(spec, older)| (spec, older));
     let stack = Stack::new(&draft.pass, offered, &allocations, memory);
     let mut work = Work {
@@ -110,7 +113,7 @@ enum Fate {
 struct Work<'a> {
     draft: Draft<'a>,
     spec: &'a JobSpec,
-    version: (u64, u64),
+    version: VersionId,
     kind: JobKind,
     rollout: Rollout<'a>,
     /// The last stable version of the job.
@@ -130,7 +133,7 @@ impl<'a> Work<'a> {
         let own: Vec<_> =
             groups.iter().map(|group| by_group.remove(&*group.name).unwrap_or_default()).collect();
         for allocation in by_group.into_values().flatten().filter(|row| row.is_live()) {
-            let lost = reconcile::is_lost(&self.draft.pass, allocation);
+            let lost = changes::is_lost(&self.draft.pass, allocation);
             if !self.stop(allocation, if lost { Reason::Lost } else { Reason::NotNeeded }) {
                 return;
             }
@@ -226,14 +229,12 @@ impl<'a> Work<'a> {
     }
 
     fn is_current(&self, allocation: &Allocation) -> bool {
-        (allocation.job_create_index, allocation.job_version) == self.version
+        VersionId::of(allocation) == self.version
     }
 
     /// What was there last is of an older version.
     fn is_outdated(&self, previous: Option<&Allocation>) -> bool {
-        previous.is_some_and(|row| {
-            row.job_create_index == self.version.0 && row.job_version != self.version.1
-        })
+        previous.is_some_and(|row| self.version.is_other_of_same_job(row))
     }
 
     /// A sysbatch instance that ended by itself, or by a drain or a user, is done until the job
@@ -255,7 +256,7 @@ impl<'a> Work<'a> {
         allocation: &Allocation,
         differences: &mut Differences,
     ) -> Fate {
-        if reconcile::is_lost(&self.draft.pass, allocation) {
+        if changes::is_lost(&self.draft.pass, allocation) {
             return Fate::Stop(Reason::Lost);
         }
         // One that is not per node is left of a job of another kind that had this id.

@@ -2,30 +2,54 @@
 
 use fsm::{Node, job::Affinity, resources::Resources, settings::Algorithm};
 
-use crate::{constraint::Condition, pattern::Budget};
+use crate::{place::constraint::Condition, place::pattern::Budget};
 
 /// Highest raw value of the fitness formulas below.
 const FITNESS_MAX: f64 = 18.0;
 
-/// Components of a score, in the order in which they are shown.
-pub(crate) const COMPONENTS: [&str; 6] = [
-    "binpack",
-    "job-anti-affinity",
-    "node-reschedule-penalty",
-    "node-affinity",
-    "allocation-spread",
-    "preemption",
-];
+/// What a score is made of, in the order in which it is shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Component {
+    Fitness,
+    AntiAffinity,
+    ReschedulePenalty,
+    Affinity,
+    Spread,
+    Preemption,
+}
+
+impl Component {
+    const ALL: [Self; 6] = [
+        Self::Fitness,
+        Self::AntiAffinity,
+        Self::ReschedulePenalty,
+        Self::Affinity,
+        Self::Spread,
+        Self::Preemption,
+    ];
+
+    /// Nomad's name of it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Fitness => "binpack",
+            Self::AntiAffinity => "job-anti-affinity",
+            Self::ReschedulePenalty => "node-reschedule-penalty",
+            Self::Affinity => "node-affinity",
+            Self::Spread => "allocation-spread",
+            Self::Preemption => "preemption",
+        }
+    }
+}
 
 /// The score of one node: components that apply to it.
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
 pub(crate) struct Score {
-    parts: [Option<f64>; COMPONENTS.len()],
+    parts: [Option<f64>; Component::ALL.len()],
 }
 
 impl Score {
-    pub(crate) fn set(&mut self, component: usize, value: f64) {
-        self.parts[component] = Some(value);
+    pub(crate) fn set(&mut self, component: Component, value: f64) {
+        self.parts[component as usize] = Some(value);
     }
 
     /// Mean of the components that apply.
@@ -39,7 +63,8 @@ impl Score {
     }
 
     pub(crate) fn parts(&self) -> impl Iterator<Item = (&'static str, f64)> {
-        COMPONENTS.into_iter().zip(self.parts).filter_map(|(name, part)| Some((name, part?)))
+        let parts = Component::ALL.into_iter().zip(self.parts);
+        parts.filter_map(|(component, part)| Some((component.name(), part?)))
     }
 }
 
@@ -138,9 +163,9 @@ mod tests {
     fn the_mean_is_over_the_components_that_apply() {
         let mut score = Score::default();
         assert_eq!(millionths(score.mean()), 0);
-        score.set(0, 0.5);
+        score.set(Component::Fitness, 0.5);
         assert_eq!(millionths(score.mean()), 500_000);
-        score.set(2, -1.0);
+        score.set(Component::ReschedulePenalty, -1.0);
         assert_eq!(millionths(score.mean()), -250_000);
         assert_eq!(millionths(anti_affinity(1, 10)), -200_000);
     }

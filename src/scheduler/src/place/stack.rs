@@ -20,17 +20,16 @@ use fsm::{
 };
 
 use crate::{
-    Pass,
-    candidates::{Ask, Candidates, Memory},
-    constraint::{Condition, Distinct},
-    evaluate::ClassSummary,
-    feasible::{Feasibility, group_constraints},
-    idle::{IdleOrder, Verdict},
-    preempt::Preemptor,
-    rank::{Affinities, Score, anti_affinity, fitness},
-    service::{JobConstraints, VERSION_MARK},
-    spread::{SpreadCounts, ValueCounts},
-    tally::{Field, Scored, Tally},
+    pass::Pass,
+    place::candidates::{Ask, Candidates, Memory},
+    place::constraint::{Condition, Distinct},
+    place::feasible::{ClassSummary, Feasibility, group_constraints},
+    place::idle::{IdleOrder, Verdict},
+    place::older::{JobConstraints, VERSION_MARK},
+    place::preempt::Preemptor,
+    place::rank::{Affinities, Component, Score, anti_affinity, fitness},
+    place::spread::{SpreadCounts, ValueCounts},
+    place::tally::{Field, Scored, Tally},
 };
 
 /// Nodes with a score that is not positive are put aside, up to this many, until nothing better is
@@ -421,8 +420,8 @@ impl<'a> Stack<'a> {
                 continue;
             };
             let mut score = self.preferences(position, group, penalties);
-            score.set(0, fitness);
-            score.set(5, self.preemption_score(&victims));
+            score.set(Component::Fitness, fitness);
+            score.set(Component::Preemption, self.preemption_score(&victims));
             let scored = Scored { position, score, total: score.mean() };
             if field.best.is_none_or(|best| scored.total > best.total) {
                 best_victims = victims;
@@ -505,14 +504,16 @@ impl<'a> Stack<'a> {
         let mut score = Score::default();
         let mut preempts = Vec::new();
         match self.candidates.fit(position, &self.groups[group].ask) {
-            Ok((used, available)) => score.set(0, fitness(self.algorithm, used, available)),
+            Ok((used, available)) => {
+                score.set(Component::Fitness, fitness(self.algorithm, used, available));
+            }
             Err(dimension) => {
                 tally.exhaust(node, dimension);
                 let Some((fitness, victims)) = self.room_by_preemption(position, group) else {
                     return Err((Obstacle::Exhausted, Box::new(self.metrics(&tally, &[]))));
                 };
-                score.set(0, fitness);
-                score.set(5, self.preemption_score(&victims));
+                score.set(Component::Fitness, fitness);
+                score.set(Component::Preemption, self.preemption_score(&victims));
                 preempts = victims;
             }
         }
@@ -598,7 +599,7 @@ impl<'a> Stack<'a> {
     ) -> Option<Score> {
         let fitness = self.admit(position, group, tally).ok()?;
         let mut score = self.preferences(position, group, penalties);
-        score.set(0, fitness);
+        score.set(Component::Fitness, fitness);
         Some(score)
     }
 
@@ -609,17 +610,20 @@ impl<'a> Stack<'a> {
         let own = &mut self.groups[group];
         let cell = &mut own.cells[position];
         if own.counts[position] > 0 {
-            score.set(1, anti_affinity(own.counts[position], own.count));
+            score.set(Component::AntiAffinity, anti_affinity(own.counts[position], own.count));
         }
         if penalties.contains(&node.id) {
-            score.set(2, -1.0);
+            score.set(Component::ReschedulePenalty, -1.0);
         }
         if !own.affinities.is_empty() {
-            score.set(3, *cell.affinity.get_or_insert_with(|| own.affinities.score(node)));
+            score.set(
+                Component::Affinity,
+                *cell.affinity.get_or_insert_with(|| own.affinities.score(node)),
+            );
         }
         let boost: f64 = own.spreads.iter_mut().map(|spread| spread.score(position, node)).sum();
         if boost != 0.0 {
-            score.set(4, boost);
+            score.set(Component::Spread, boost);
         }
         score
     }

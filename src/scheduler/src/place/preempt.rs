@@ -19,8 +19,8 @@ use fsm::{
 };
 
 use crate::{
-    candidates::{Ask, Candidates},
-    rank::real,
+    place::candidates::{Ask, Candidates},
+    place::rank::real,
 };
 
 /// Added to the distance for each allocation above its group's `max_parallel` (Nomad's

@@ -15,7 +15,7 @@ use fsm::{
     job::UpdateStrategy,
 };
 
-use crate::{Pass, plan::Target};
+use crate::pass::{Pass, Target};
 
 /// The deployment that a pass goes by.
 #[derive(Clone, Copy)]

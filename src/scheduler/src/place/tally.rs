@@ -8,8 +8,8 @@ use fsm::{
 };
 
 use crate::{
-    candidates::Candidates,
-    rank::{Score, millionths},
+    place::candidates::Candidates,
+    place::rank::{Score, millionths},
 };
 
 /// Why a node is not looked at whose machine is short of something.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{Node, Text, job::Spread};
 
-use crate::{constraint::Target, rank::real};
+use crate::{place::constraint::Target, place::rank::real};
 
 const UNSEEN: u32 = u32::MAX;
 const MISSING: u32 = u32::MAX - 1;
@@ -204,7 +204,7 @@ fn even_boost(count: u32, min: u32, max: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rank::millionths;
+    use crate::place::rank::millionths;
 
     /// F3: the table of the even spread; no case is infinite.
     #[test]

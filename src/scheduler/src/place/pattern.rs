@@ -15,7 +15,7 @@ use std::{
 
 use regex::Regex;
 
-use crate::regexp;
+use crate::place::regexp;
 
 /// What compiling a byte of program costs, in the same unit: taken for as long as 100 bytes of text
 /// on it, not measured.

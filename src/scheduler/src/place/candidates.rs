@@ -18,7 +18,7 @@ use fsm::{
     resources::{Dimension, NodeUsage, PortHolder, Resources},
 };
 
-use crate::{Pass, shuffle::Ring};
+use crate::{pass::Pass, place::shuffle::Ring};
 
 /// Pools and sets of datacenters remembered at a time.
 const MEMORY_MAX: usize = 32;

@@ -7,7 +7,7 @@ use fsm::{
     TaskGroup, Text,
 };
 
-use crate::reconcile::Reason;
+use crate::reconcile::changes::Reason;
 
 /// What a plan would do, by group, those that only end included.
 pub type Annotations = BTreeMap<Text, GroupAnnotation>;

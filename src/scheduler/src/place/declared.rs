@@ -3,8 +3,8 @@
 use fsm::{JobSpec, Node, NodeId, TaskGroup, Text, node::NodeDescription};
 
 use crate::{
-    constraint::{Condition, Distinct},
-    feasible::{Feasibility, group_constraints},
+    place::constraint::{Condition, Distinct},
+    place::feasible::{Feasibility, group_constraints},
 };
 
 /// What declared nodes are to one job.

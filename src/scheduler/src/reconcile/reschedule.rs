@@ -7,7 +7,7 @@ use fsm::{
     limits::{RESCHEDULE_EVENTS_COUNTED_MAX, RESCHEDULE_EVENTS_MAX},
 };
 
-use crate::Pass;
+use crate::pass::Pass;
 
 /// What is due within this time is due now (Nomad's `rescheduleWindowSize`).
 const DUE_SLACK_MS: u64 = 1_000;

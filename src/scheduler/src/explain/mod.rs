@@ -1,0 +1,3 @@
+//! What a plan does, said for people.
+
+pub(crate) mod annotate;

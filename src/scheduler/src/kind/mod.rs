@@ -1,0 +1,6 @@
+//! The schedulers, by kind of job, and the plan that they write.
+
+pub(crate) mod draft;
+pub(crate) mod evaluate;
+pub(crate) mod service;
+pub(crate) mod system;
