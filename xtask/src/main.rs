@@ -3,6 +3,7 @@
 //! Owns the command line of the chores. Must never change a file: `tidy` reads and reports.
 
 mod arrows;
+mod comments;
 mod tidy;
 
 use std::{
@@ -11,26 +12,46 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context as _;
+
 const USAGE: &str = "\
 Usage: cargo xtask <CHORE>
 
 Chores:
-  tidy    Check the rules of docs/style.md that a compiler does not know; the same checks run with `cargo test -p xtask`";
+  tidy                       Check the rules of docs/style.md that a compiler does not know;
+                             the same checks run with `cargo test -p xtask`
+  comments SEED PACKAGE...   Print ten comments of each package (folders of src, such as
+                             `scheduler agent http`), drawn by the seed, for somebody who has
+                             not seen the files to say what they mean";
 
 fn main() -> anyhow::Result<ExitCode> {
-    let mut arguments = std::env::args().skip(1);
-    let chore = arguments.next();
-    if let Some(unknown) = arguments.next() {
-        anyhow::bail!("unexpected argument `{unknown}`\n\n{USAGE}");
-    }
-    match chore.as_deref() {
-        Some("tidy") => tidy(),
-        Some("-h" | "--help" | "help") | None => {
-            writeln!(std::io::stdout(), "{USAGE}")?;
-            Ok(if chore.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["tidy"] => tidy(),
+        ["comments", seed, packages @ ..] if !packages.is_empty() => comments(seed, packages),
+        ["-h" | "--help" | "help"] => usage(ExitCode::SUCCESS),
+        [] => usage(ExitCode::FAILURE),
+        [chore @ ("tidy" | "comments"), ..] => {
+            anyhow::bail!("`{chore}` takes other arguments\n\n{USAGE}")
         }
-        Some(unknown) => anyhow::bail!("unknown chore `{unknown}`\n\n{USAGE}"),
+        [unknown, ..] => anyhow::bail!("unknown chore `{unknown}`\n\n{USAGE}"),
     }
+}
+
+fn usage(code: ExitCode) -> anyhow::Result<ExitCode> {
+    writeln!(std::io::stdout(), "{USAGE}")?;
+    Ok(code)
+}
+
+fn comments(seed: &str, packages: &[&str]) -> anyhow::Result<ExitCode> {
+    let seed = seed.parse().with_context(|| format!("the seed is a number, not `{seed}`"))?;
+    let repository = tidy::Repository::read(&root())?;
+    for package in packages {
+        let drawn = comments::draw(&repository, package, seed, comments::DRAWN)?;
+        write!(std::io::stdout(), "{drawn}")?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The repository's root: the parent of this package.
