@@ -86,6 +86,7 @@ pub(crate) const CHECKS: &[Check] = &[
     ("bounds", bounds::check),
     ("comment-width", words::comment_width),
     ("type-names", words::type_names),
+    ("documents", words::documents),
 ];
 
 /// The text of every file that is checked, by its path from the root with `/` between folders.

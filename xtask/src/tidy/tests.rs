@@ -48,6 +48,11 @@ fn public_types_of_a_package_have_different_names() {
 }
 
 #[test]
+fn documents_are_narrow_and_short() {
+    holds("documents");
+}
+
+#[test]
 fn pure_packages_do_no_io() {
     holds("pure-code");
 }
@@ -162,7 +167,9 @@ fn each_check_finds_what_breaks_it() {
         (
             "ARCHITECTURE.md",
             "# packages without I/O\ncalendar ->\nchance ->\ncron ->\nfsm ->\nfsm (tests) -> chance\n\
-             elastic ->\njobspec ->\nleader ->\nscheduler ->\nserver ->\n\nraft ->\n",
+             elastic ->\njobspec ->\nleader ->\nscheduler ->\nserver ->\n\nraft ->\n\
+             01234567890123456789012345678901234567890123456789012345678901234567890123456789\
+             01234567890123456789012345678901234567890123456789\n",
         ),
         ("src/b.rs", later),
         ("src/c.rs", "//! Half of a module.\npub fn undocumented() {}\n"),
@@ -196,6 +203,8 @@ fn each_check_finds_what_breaks_it() {
         ("bounds", 1),
         ("comment-width", 1),
         ("type-names", 1),
+        // A line that is too wide; there are no lessons.
+        ("documents", 1),
     ];
     assert_eq!(counts, expected);
 }

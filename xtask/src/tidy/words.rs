@@ -12,6 +12,13 @@ const COLUMNS_MAX: usize = 100;
 /// Columns of a drawing in a comment.
 const DRAWING_COLUMNS_MAX: usize = 160;
 
+/// How the parts fit, for whoever is new here.
+const ARCHITECTURE: &str = "ARCHITECTURE.md";
+const ARCHITECTURE_COLUMNS_MAX: usize = 120;
+/// What the bugs have taught; git has the diary.
+const LESSONS: &str = "jepsen/LESSONS.md";
+const LESSONS_LINES_MAX: usize = 200;
+
 /// Comments of `src/` that are too wide.
 pub(super) fn comment_width(repository: &Repository) -> Vec<String> {
     let mut findings = Vec::new();
@@ -72,4 +79,25 @@ fn type_name(line: &str) -> Option<&str> {
         .into_iter()
         .find_map(|kind| item.strip_prefix(kind))?;
     rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next()
+}
+
+/// Documents that have grown too wide or too long to be read. The list of arrows is read by a machine.
+pub(super) fn documents(repository: &Repository) -> Vec<String> {
+    let mut findings = Vec::new();
+    if let Some(text) = repository.files.get(ARCHITECTURE) {
+        let mut is_list = false;
+        for (number, line) in text.lines().enumerate() {
+            is_list = if line.starts_with("```") { line == "```arrows" } else { is_list };
+            let columns = line.chars().count();
+            if columns > ARCHITECTURE_COLUMNS_MAX && !is_list {
+                findings
+                    .push(format!("{ARCHITECTURE}:{}: a line of {columns} columns", number + 1));
+            }
+        }
+    }
+    let lessons = repository.files.get(LESSONS).map_or(0, |text| text.lines().count());
+    if lessons > LESSONS_LINES_MAX {
+        findings.push(format!("{LESSONS}: {lessons} lines, {LESSONS_LINES_MAX} are allowed"));
+    }
+    findings
 }
