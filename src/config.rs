@@ -24,9 +24,7 @@ use ground::{
     telemetry::{LogConfig, LogFormat, LogLevel},
 };
 
-pub use agent::{
-    AfterTask, AgentConfig, InstanceConfig, PortsConfig, ReadinessConfig, ResourcesConfig,
-};
+pub use agent::AgentConfig;
 pub use document::{ConfigError, Document, Kind, Origin, Schema};
 pub use provider::ProviderConfig;
 pub use server::{

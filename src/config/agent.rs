@@ -3,14 +3,11 @@
 //! Owns its keys, defaults and rules. Must never enable a driver that was not asked for: `raw_exec`
 //! runs commands without isolation.
 
-use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
+use std::{path::Path, sync::LazyLock, time::Duration};
 
-use fsm::InstanceId;
-use ground::{address::Address, telemetry::LogConfig};
+use agent::{AfterTask, AgentSettings, NODES_MAX, ReadinessSettings, ReservedResources};
+use fsm::{InstanceId, node::InstanceProof};
+use ground::telemetry::LogConfig;
 
 use super::{
     ConfigError, Document, Kind, Schema, Sources, addresses, data_dir, listen_address, log_config,
@@ -19,8 +16,6 @@ use super::{
 
 /// What an interval or a timeout may be, ms: up to an hour.
 const MS_ALLOWED: std::ops::RangeInclusive<u64> = 1..=60 * 60 * 1000;
-/// Most simulated nodes of one agent process.
-const SIMULATED_NODES_MAX: u64 = 20_000;
 
 /// The keys of an agent's file, but for those of the drivers.
 const KEYS: Schema = &[
@@ -68,130 +63,11 @@ pub(super) fn schema() -> Schema {
 /// A validated agent configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentConfig {
-    /// The node's name, default the host's name.
-    pub name: String,
-    /// The region, default `global`.
-    pub region: String,
-    /// The datacenter, default `dc1`.
-    pub datacenter: String,
-    /// The node class; empty if not set.
-    pub node_class: String,
-    /// The node pool, default `default`.
-    pub node_pool: String,
-    /// The folder of this agent's state and of its allocations.
-    pub data_dir: PathBuf,
-    /// gRPC addresses of servers; any of them leads to the leader. Invariant: not empty.
-    pub servers: Vec<Address>,
-    /// Simulated nodes in this process instead of one real node.
-    pub simulate: Option<NonZeroU32>,
-    /// What simulated nodes find when they check whether they are ready.
-    pub simulate_readiness: Option<String>,
-    /// How the machine is checked before it takes work.
-    pub readiness: Option<ReadinessConfig>,
-    /// Allocations at a time; 0: no limit.
-    pub max_allocations: u32,
-    /// Free bytes on the disk of `data_dir` below which no new work is taken.
-    pub free_bytes_min: u64,
-    /// Stop the tasks with the agent, without failing them; they start again with it. Default
-    /// false: tasks outlive the agent.
-    pub stop_tasks_on_exit: bool,
     /// What is logged and how.
     pub log: LogConfig,
-    /// Where the agent's HTTP API listens; port 0 (the default) lets the system choose.
-    pub http_address: SocketAddr,
-    /// What the node offers instead of what was found.
-    pub resources: ResourcesConfig,
-    /// What is kept from the scheduler.
-    pub reserved: ResourcesConfig,
-    /// Free metadata of the node.
-    pub meta: BTreeMap<String, String>,
-    /// `[drivers]`: the names of those that are switched on. Every driver is off by default.
-    pub drivers: Vec<String>,
-    /// Range of dynamic ports.
-    pub ports: PortsConfig,
-    /// The instance of a pool that this machine is; none: it is of no pool of machines.
-    pub instance: Option<InstanceConfig>,
-}
-
-/// `[resources]` and `[reserved]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ResourcesConfig {
-    /// CPU, in MHz.
-    pub cpu_mhz: Option<u64>,
-    /// Memory, in MiB.
-    pub memory_mb: Option<u64>,
-    /// Disk, in MiB.
-    pub disk_mb: Option<u64>,
-}
-
-/// `[readiness]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReadinessConfig {
-    /// Program and arguments. Invariant: not empty.
-    pub command: Vec<String>,
-    pub interval_ms: u64,
-    pub timeout_ms: u64,
-    pub after_task: AfterTask,
-}
-
-/// After which allocations the machine is checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AfterTask {
-    Never,
-    Failed,
-    Always,
-}
-
-impl ReadinessConfig {
-    fn from_document(document: &Document) -> Result<Option<Self>, ConfigError> {
-        let command: Vec<String> =
-            document.list("readiness.command").into_iter().map(str::to_owned).collect();
-        let interval_ms = document.number_within("readiness.interval_ms", 5_000, MS_ALLOWED)?;
-        let timeout_ms = document.number_within("readiness.timeout_ms", 10_000, MS_ALLOWED)?;
-        let words = [
-            ("failed", AfterTask::Failed),
-            ("never", AfterTask::Never),
-            ("always", AfterTask::Always),
-        ];
-        let after_task = document.choice("readiness.after_task", &words)?;
-        let keys = ["readiness.interval_ms", "readiness.timeout_ms"];
-        let has_others = keys.iter().any(|key| document.number(key).is_some())
-            || document.text("readiness.after_task").is_some();
-        match command.first().map(String::as_str) {
-            None if has_others => Err(document.missing(
-                "readiness.command",
-                "a list of a program and its arguments, [\"/bin/true\"]",
-            )),
-            None => Ok(None),
-            Some("") => {
-                Err(document.invalid("readiness.command", "a list that begins with a program"))
-            }
-            Some(_) => Ok(Some(Self { command, interval_ms, timeout_ms, after_task })),
-        }
-    }
-}
-
-/// `[instance]`: what a provider of machines tells the agent that it starts.
-#[derive(Clone, PartialEq, Eq)]
-pub struct InstanceConfig {
-    pub id: InstanceId,
-    /// The servers take the agent for the instance because it knows this.
-    pub token: [u8; 16],
-}
-
-impl std::fmt::Debug for InstanceConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("InstanceConfig").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-/// `[ports]`: both ends belong to the range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PortsConfig {
-    /// Lowest dynamic port.
-    pub dynamic_min: u16,
-    /// Highest dynamic port.
-    pub dynamic_max: u16,
+    /// What the agent is told. Every driver is off unless it is switched on, and the name is the
+    /// host's unless there is another.
+    pub settings: AgentSettings,
 }
 
 impl AgentConfig {
@@ -208,64 +84,88 @@ impl AgentConfig {
     }
 
     fn from_document(document: &Document) -> Result<Self, ConfigError> {
-        let servers = addresses(document, "servers")?;
-        if servers.is_empty() {
-            return Err(document
-                .missing("servers", "a list of gRPC addresses of servers, [\"127.0.0.1:4647\"]"));
-        }
-        let node_class = match document.text("node_class") {
-            None | Some("") => String::new(),
-            Some(_) => name(document, "node_class", None)?,
-        };
-        let simulate = document.number_within("simulate", 0, 0..=SIMULATED_NODES_MAX)?;
-        let simulate = u32::try_from(simulate).expect("at most 20,000");
-        Ok(Self {
-            name: name(document, "name", Some(&host_name()))?,
-            region: name(document, "region", Some("global"))?,
-            datacenter: name(document, "datacenter", Some("dc1"))?,
-            node_class,
-            node_pool: name(document, "node_pool", Some("default"))?,
-            data_dir: data_dir(document)?,
-            servers,
-            simulate: NonZeroU32::new(simulate),
-            simulate_readiness: document.text("simulate_readiness").map(str::to_owned),
-            readiness: ReadinessConfig::from_document(document)?,
-            max_allocations: u32::try_from(document.number_within(
-                "resources.max_allocations",
-                0,
-                0..=u64::from(u32::MAX),
-            )?)
-            .expect("within the bounds"),
-            free_bytes_min: document.number_within(
-                "limits.free_bytes_min",
-                128 << 20,
-                0..=1 << 60,
-            )?,
-            stop_tasks_on_exit: document.flag("stop_tasks_on_exit").unwrap_or(false),
-            log: log_config(document)?,
-            http_address: listen_address(
-                document,
-                "http.address",
-                SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            )?,
-            resources: ResourcesConfig {
-                cpu_mhz: positive(document, "resources.cpu_mhz")?,
-                memory_mb: positive(document, "resources.memory_mb")?,
-                disk_mb: positive(document, "resources.disk_mb")?,
-            },
-            reserved: ResourcesConfig {
-                cpu_mhz: document.number("reserved.cpu_mhz"),
-                memory_mb: document.number("reserved.memory_mb"),
-                disk_mb: document.number("reserved.disk_mb"),
-            },
-            meta: text_map(document, "meta"),
-            drivers: agent::driver_keys()
-                .filter(|(_, key)| document.flag(key) == Some(true))
-                .map(|(name, _)| name.to_owned())
-                .collect(),
-            ports: PortsConfig::from_document(document)?,
-            instance: InstanceConfig::from_document(document, simulate)?,
-        })
+        Ok(Self { log: log_config(document)?, settings: settings(document)? })
+    }
+}
+
+fn settings(document: &Document) -> Result<AgentSettings, ConfigError> {
+    let servers = addresses(document, "servers")?;
+    if servers.is_empty() {
+        return Err(document
+            .missing("servers", "a list of gRPC addresses of servers, [\"127.0.0.1:4647\"]"));
+    }
+    let servers = servers.iter().map(ToString::to_string).collect();
+    let default = AgentSettings::new(data_dir(document)?, servers);
+    let node_class = match document.text("node_class") {
+        None | Some("") => String::new(),
+        Some(_) => name(document, "node_class", None)?,
+    };
+    let number = |key, otherwise, most| document.number_within(key, otherwise, 0..=most);
+    let allocations_max = number("resources.max_allocations", 0, u64::from(u32::MAX))?;
+    let simulate = number("simulate", 0, u64::from(NODES_MAX))?;
+    let simulate = u32::try_from(simulate).expect("within the bounds");
+    let (dynamic_port_min, dynamic_port_max) =
+        ports(document, (default.dynamic_port_min, default.dynamic_port_max))?;
+    let reserved = |key| document.number(key).unwrap_or(0);
+    Ok(AgentSettings {
+        name: name(document, "name", Some(&host_name()))?,
+        region: name(document, "region", Some(&default.region))?,
+        datacenter: name(document, "datacenter", Some(&default.datacenter))?,
+        node_class,
+        node_pool: name(document, "node_pool", Some(&default.node_pool))?,
+        simulate: Some(simulate).filter(|nodes| *nodes > 0),
+        simulate_readiness: document.text("simulate_readiness").map(str::to_owned),
+        readiness: readiness(document)?,
+        allocations_max: u32::try_from(allocations_max).expect("within the bounds"),
+        free_bytes_min: number("limits.free_bytes_min", default.free_bytes_min, 1 << 60)?,
+        stop_tasks_on_exit: document.flag("stop_tasks_on_exit").unwrap_or(false),
+        http_address: listen_address(document, "http.address", default.http_address)?,
+        cpu_mhz: positive(document, "resources.cpu_mhz")?,
+        memory_mb: positive(document, "resources.memory_mb")?,
+        disk_mb: positive(document, "resources.disk_mb")?,
+        reserved: ReservedResources {
+            cpu_mhz: reserved("reserved.cpu_mhz"),
+            memory_mb: reserved("reserved.memory_mb"),
+            disk_mb: reserved("reserved.disk_mb"),
+            ports: Vec::new(),
+        },
+        meta: text_map(document, "meta"),
+        drivers: agent::driver_keys()
+            .filter(|(_, key)| document.flag(key) == Some(true))
+            .map(|(name, _)| name.to_owned())
+            .collect(),
+        dynamic_port_min,
+        dynamic_port_max,
+        instance: instance(document, simulate)?,
+        ..default
+    })
+}
+
+/// `[readiness]`.
+fn readiness(document: &Document) -> Result<Option<ReadinessSettings>, ConfigError> {
+    let command: Vec<String> =
+        document.list("readiness.command").into_iter().map(str::to_owned).collect();
+    let interval_ms = document.number_within("readiness.interval_ms", 5_000, MS_ALLOWED)?;
+    let timeout_ms = document.number_within("readiness.timeout_ms", 10_000, MS_ALLOWED)?;
+    let words =
+        [("failed", AfterTask::Failed), ("never", AfterTask::Never), ("always", AfterTask::Always)];
+    let after_task = document.choice("readiness.after_task", &words)?;
+    let keys = ["readiness.interval_ms", "readiness.timeout_ms"];
+    let has_others = keys.iter().any(|key| document.number(key).is_some())
+        || document.text("readiness.after_task").is_some();
+    match command.first().map(String::as_str) {
+        None if has_others => Err(document.missing(
+            "readiness.command",
+            "a list of a program and its arguments, [\"/bin/true\"]",
+        )),
+        None => Ok(None),
+        Some("") => Err(document.invalid("readiness.command", "a list that begins with a program")),
+        Some(_) => Ok(Some(ReadinessSettings {
+            command,
+            interval: Duration::from_millis(interval_ms),
+            timeout: Duration::from_millis(timeout_ms),
+            after_task,
+        })),
     }
 }
 
@@ -285,44 +185,40 @@ fn positive(document: &Document, key: &str) -> Result<Option<u64>, ConfigError> 
     }
 }
 
-impl InstanceConfig {
-    fn from_document(document: &Document, simulated: u32) -> Result<Option<Self>, ConfigError> {
-        const ALLOWED: &str = "32 hexadecimal digits, with or without dashes as a UUID has them";
-        let (id, token) = match (document.text("instance.id"), document.text("instance.token")) {
-            (None, None) => return Ok(None),
-            (Some(_), None) => return Err(document.missing("instance.token", ALLOWED)),
-            (None, Some(_)) => return Err(document.missing("instance.id", ALLOWED)),
-            (Some(id), Some(token)) => (id, token),
-        };
-        if simulated > 0 {
-            return Err(document.invalid("instance.id", "no instance together with simulate"));
-        }
-        let id = id.parse().map_err(|_| document.invalid("instance.id", ALLOWED))?;
-        // A token is a secret: the message does not repeat it.
-        let token: InstanceId = token
-            .parse()
-            .map_err(|_| document.invalid_value("instance.token", "(not shown)", ALLOWED))?;
-        Ok(Some(Self { id, token: token.0 }))
+/// `[instance]`: what a provider of machines tells the agent that it starts.
+fn instance(document: &Document, simulated: u32) -> Result<Option<InstanceProof>, ConfigError> {
+    const ALLOWED: &str = "32 hexadecimal digits, with or without dashes as a UUID has them";
+    let (id, token) = match (document.text("instance.id"), document.text("instance.token")) {
+        (None, None) => return Ok(None),
+        (Some(_), None) => return Err(document.missing("instance.token", ALLOWED)),
+        (None, Some(_)) => return Err(document.missing("instance.id", ALLOWED)),
+        (Some(id), Some(token)) => (id, token),
+    };
+    if simulated > 0 {
+        return Err(document.invalid("instance.id", "no instance together with simulate"));
     }
+    let id = id.parse().map_err(|_| document.invalid("instance.id", ALLOWED))?;
+    // A token is a secret: the message does not repeat it.
+    let token: InstanceId = token
+        .parse()
+        .map_err(|_| document.invalid_value("instance.token", "(not shown)", ALLOWED))?;
+    Ok(Some(InstanceProof { id, token: token.0 }))
 }
 
-impl PortsConfig {
-    fn from_document(document: &Document) -> Result<Self, ConfigError> {
-        let port = |key, default| {
-            let number = document.number_within(key, default, 1..=u64::from(u16::MAX))?;
-            Ok(u16::try_from(number).expect("within the bounds"))
-        };
-        let ports = Self {
-            dynamic_min: port("ports.dynamic_min", 20_000)?,
-            dynamic_max: port("ports.dynamic_max", 32_000)?,
-        };
-        if ports.dynamic_max < ports.dynamic_min {
-            return Err(document.invalid_value(
-                "ports.dynamic_max",
-                ports.dynamic_max,
-                &format!("at least ports.dynamic_min ({})", ports.dynamic_min),
-            ));
-        }
-        Ok(ports)
+/// `[ports]`: the lowest and the highest dynamic port; both belong to the range.
+fn ports(document: &Document, default: (u16, u16)) -> Result<(u16, u16), ConfigError> {
+    let port = |key, default| {
+        let number = document.number_within(key, u64::from(default), 1..=u64::from(u16::MAX))?;
+        Ok(u16::try_from(number).expect("within the bounds"))
+    };
+    let lowest = port("ports.dynamic_min", default.0)?;
+    let highest = port("ports.dynamic_max", default.1)?;
+    if highest < lowest {
+        return Err(document.invalid_value(
+            "ports.dynamic_max",
+            highest,
+            &format!("at least ports.dynamic_min ({lowest})"),
+        ));
     }
+    Ok((lowest, highest))
 }

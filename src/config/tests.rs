@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use ground::telemetry::{LogFormat, LogLevel};
 use server::provider::ProviderKind;
 
-use super::{AfterTask, AgentConfig, Flag, RaftPreset, ServerConfig, Sources};
+use agent::{AfterTask, AgentSettings};
+
+use super::{AgentConfig, Flag, RaftPreset, ServerConfig, Sources};
 
 const SERVER: &str = r#"
 name = "server-1"
@@ -28,8 +30,9 @@ fn replaced(from: &str, to: &str) -> String {
     ServerConfig::parse(Path::new("s.toml"), &SERVER.replace(from, to)).unwrap_err().to_string()
 }
 
-fn agent(extra: &str) -> Result<AgentConfig, String> {
+fn agent(extra: &str) -> Result<AgentSettings, String> {
     AgentConfig::parse(Path::new("a.toml"), &format!("{AGENT}{extra}"))
+        .map(|config| config.settings)
         .map_err(|error| error.to_string())
 }
 
@@ -58,8 +61,9 @@ fn shipped_files_are_valid_and_agree() {
             assert_eq!(config.raft.preset, RaftPreset::Default);
         }
         let file = Some(root.join(folder).join("agent.toml"));
-        let agent = AgentConfig::load(&Sources { file, ..Sources::default() }).unwrap();
-        assert_eq!(agent.servers, servers[0].cluster.bootstrap_expect);
+        let agent = AgentConfig::load(&Sources { file, ..Sources::default() }).unwrap().settings;
+        let expected = servers[0].cluster.bootstrap_expect.iter().map(ToString::to_string);
+        assert!(agent.servers.iter().cloned().eq(expected));
         assert_eq!(agent.drivers, ["raw_exec", "mock"]);
         let files = std::fs::read_dir(root.join(folder)).unwrap().count();
         assert_eq!(files, count + 1, "a file of {folder} is not tested");
@@ -85,7 +89,7 @@ fn defaults() {
     let config = agent("").unwrap();
     assert!(config.drivers.is_empty(), "raw_exec must be asked for");
     assert_eq!(config.http_address.to_string(), "127.0.0.1:0");
-    assert_eq!((config.ports.dynamic_min, config.ports.dynamic_max), (20_000, 32_000));
+    assert_eq!((config.dynamic_port_min, config.dynamic_port_max), (20_000, 32_000));
     assert_eq!((config.node_pool.as_str(), config.simulate), ("default", None));
 }
 
@@ -312,16 +316,16 @@ fn agent_rules() {
     )
     .unwrap();
     assert_eq!(config.meta["rack"], "r1");
-    assert_eq!((config.resources.cpu_mhz, config.reserved.memory_mb), (Some(4000), Some(256)));
-    assert_eq!(config.simulate.unwrap().get(), 5);
+    assert_eq!((config.cpu_mhz, config.reserved.memory_mb), (Some(4000), 256));
+    assert_eq!(config.simulate, Some(5));
     let config = agent(
         "[readiness]\ncommand = [\"/bin/check\", \"-q\"]\nafter_task = \"always\"\n[resources]\nmax_allocations = 1",
     )
     .unwrap();
     let readiness = config.readiness.unwrap();
     assert_eq!(readiness.command, ["/bin/check", "-q"]);
-    assert_eq!((readiness.interval_ms, readiness.timeout_ms), (5_000, 10_000));
-    assert_eq!((readiness.after_task, config.max_allocations), (AfterTask::Always, 1));
+    assert_eq!((readiness.interval.as_secs(), readiness.timeout.as_secs()), (5, 10));
+    assert_eq!((readiness.after_task, config.allocations_max), (AfterTask::Always, 1));
     check(
         agent("[readiness]\ncommand = [\"x\"]\nafter_task = \"sometimes\""),
         "a.toml:6: readiness.after_task is \"sometimes\"; allowed: failed, never, always",

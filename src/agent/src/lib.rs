@@ -62,7 +62,7 @@ pub use self::{
     machine::boot::read_boot_id,
     node::{
         Face, Own, Room, Serve, Shown,
-        settings::{AgentSettings, ReservedResources, SettingsError},
+        settings::{AgentSettings, NODES_MAX, ReservedResources, SettingsError},
     },
     session::{
         connection::AddressError,

@@ -113,7 +113,7 @@ impl Member {
                 (config.name, listens, Some(config.rpc.advertise))
             }
             Role::Agent => {
-                let config = AgentConfig::load(&sources)?;
+                let config = AgentConfig::load(&sources)?.settings;
                 (config.name, vec![("HTTP", config.http_address)], None)
             }
         };

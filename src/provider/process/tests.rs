@@ -204,10 +204,11 @@ fn machines_have_other_ports_than_an_agent_beside_them() {
     let file = host.root.path().join("beside.toml");
     fs::write(&file, "data_dir = \"/nowhere\"\nservers = [\"127.0.0.1:4647\"]\n").unwrap();
     let sources = Sources { file: Some(file), environment: Vec::new(), flags: Vec::new() };
-    let beside = AgentConfig::load(&sources).unwrap().ports;
+    let beside = AgentConfig::load(&sources).unwrap().settings;
     let file = Some(host.folder(1).path().join(AGENT_CONFIG));
     let sources = Sources { file, environment: Vec::new(), flags: Vec::new() };
-    let ports = AgentConfig::load(&sources).unwrap().ports;
-    assert!(ports.dynamic_min >= 1_024 && ports.dynamic_min < ports.dynamic_max, "{ports:?}");
-    assert!(PORTS.end <= beside.dynamic_min, "{beside:?}");
+    let own = AgentConfig::load(&sources).unwrap().settings;
+    let (lowest, highest) = (own.dynamic_port_min, own.dynamic_port_max);
+    assert!(lowest >= 1_024 && lowest < highest, "{lowest} to {highest}");
+    assert!(PORTS.end <= beside.dynamic_port_min, "{beside:?}");
 }

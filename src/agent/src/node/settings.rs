@@ -14,10 +14,10 @@ use crate::{
 };
 
 /// Nodes in one process.
-pub(crate) const NODES_MAX: u32 = 20_000;
+pub const NODES_MAX: u32 = 20_000;
 
 /// Everything an agent needs to know before it starts.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AgentSettings {
     /// Name of the node; the host's name when empty.
     pub name: String,
@@ -77,7 +77,7 @@ pub struct AgentSettings {
 }
 
 /// Resources that tasks do not get.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ReservedResources {
     /// CPU, MHz.
     pub cpu_mhz: u64,

@@ -43,11 +43,17 @@ pub struct LivenessChange {
 }
 
 /// What an agent shows to be taken for an instance.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceProof {
     pub id: InstanceId,
-    /// Made with the intent, and given to the machine by its provider.
+    /// Made with the intent, and given to the machine by its provider. A secret.
     pub token: [u8; 16],
+}
+
+impl std::fmt::Debug for InstanceProof {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InstanceProof").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 /// Registers a node or refreshes what it says of itself.
