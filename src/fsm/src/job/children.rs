@@ -46,8 +46,9 @@ pub struct Children {
 impl Children {
     /// Those that count against `max_running`.
     pub fn alive(&self) -> u64 {
-        let all = self.pending.saturating_add(self.running);
-        all.saturating_sub(self.waiting.len() as u64)
+        let (all, waiting) = (self.pending.saturating_add(self.running), self.waiting.len() as u64);
+        let alive = all.checked_sub(waiting);
+        alive.unwrap_or_else(|| panic!("{waiting} children wait and {all} are there"))
     }
 
     /// None of them runs or will.

@@ -482,10 +482,19 @@ impl JobSpec {
     /// The value of a meta key by which allocations of a group prefer nodes: that of the group,
     /// else that of the job. An empty key, or an empty value, is none.
     pub fn affinity_key(&self, group: &str, meta_key: &str) -> Option<&Text> {
+        self.affinity_key_of(self.group(group), meta_key)
+    }
+
+    /// The same, of a group as it is given: it may be that of another version.
+    pub fn affinity_key_of<'a>(
+        &'a self,
+        group: Option<&'a TaskGroup>,
+        meta_key: &str,
+    ) -> Option<&'a Text> {
         if meta_key.is_empty() {
             return None;
         }
-        let of_group = self.group(group).and_then(|group| group.meta.get(meta_key));
+        let of_group = group.and_then(|group| group.meta.get(meta_key));
         of_group.or_else(|| self.meta.get(meta_key)).filter(|value| !value.is_empty())
     }
 }

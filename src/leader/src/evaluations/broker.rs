@@ -607,7 +607,8 @@ impl EvalBroker {
                 Place::Failed
             }
             NackReason::Lag | NackReason::Shutdown => {
-                entry.deliveries = entry.deliveries.saturating_sub(1);
+                assert!(entry.deliveries > 0, "evaluation {id} is leased and was never delivered");
+                entry.deliveries -= 1;
                 Place::Ready { since: now }
             }
             NackReason::Failed if entry.deliveries >= self.config.deliveries_max => Place::Failed,

@@ -13,7 +13,7 @@ use crate::{
     kind::evaluate,
     pass::VersionId,
     place::candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
-    place::older::{Older, extended},
+    place::older::{Older, stack_groups},
     place::stack::Stack,
     reconcile::changes::{Changes, PlaceWish, Reason},
     reconcile::rollout::Rollout,
@@ -70,8 +70,8 @@ pub(crate) fn schedule<'a>(
     let removed: Vec<_> = by_group.into_values().flatten().collect();
     let quiet = changes.iter().all(|own| own.placements.is_empty() && own.outdated.is_empty());
     let older = older_versions(&rollout, version, spec, &changes);
-    let extended = extended(&draft.target, draft.pass.state, &older);
-    let offered = extended.as_ref().map_or((spec, &[][..]), |(spec, older)| (spec, older));
+    let behind = stack_groups(&draft.target, draft.pass.state, &older);
+    let offered = (spec, &*behind);
     let stack = (!quiet).then(|| Stack::new(&draft.pass, offered, &allocations, memory));
     let mut work = Work {
         draft,

@@ -22,7 +22,7 @@ use crate::{
     kind::service::Texts,
     pass::VersionId,
     place::candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
-    place::older::{Older, extended},
+    place::older::{Older, stack_groups},
     place::stack::{Obstacle, Stack},
     reconcile::changes,
     reconcile::changes::{PlaceWish, Reason},
@@ -49,8 +49,8 @@ pub(crate) fn schedule<'a>(
     });
     let left = stable.as_deref().filter(|_| rollout.has_failed());
     let older = older_versions(&rollout, draft.target.version(), spec, &allocations, left);
-    let extended = extended(&draft.target, draft.pass.state, &older);
-    let offered = extended.as_ref().map_or((spec, &[][..]), |(spec, older)| (spec, older));
+    let behind = stack_groups(&draft.target, draft.pass.state, &older);
+    let offered = (spec, &*behind);
     let stack = Stack::new(&draft.pass, offered, &allocations, memory);
     let mut work = Work {
         version: draft.target.version(),

@@ -317,7 +317,8 @@ impl<'a> Candidates<'a> {
             self.changes[position] += 1;
             let seat = self.seat(position);
             seat.used = seat.used.minus(allocation.resources);
-            seat.allocations = seat.allocations.saturating_sub(1);
+            assert!(seat.allocations > 0, "allocation {} is on no node", allocation.id);
+            seat.allocations -= 1;
             seat.released.push(allocation.id);
         }
     }

@@ -16,7 +16,7 @@ pub struct Declared<'a> {
 impl<'a> Declared<'a> {
     /// Compiles the job's constraints.
     pub fn new(spec: &'a JobSpec) -> Self {
-        Self { spec, feasibility: Feasibility::new(spec) }
+        Self { spec, feasibility: Feasibility::new(spec, spec.groups.iter()) }
     }
 
     /// Whether group number `group` may run on such a node, room aside; the reason if not.

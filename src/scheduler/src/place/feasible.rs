@@ -121,13 +121,12 @@ pub(crate) struct Feasibility {
 }
 
 impl Feasibility {
-    pub(crate) fn new(spec: &JobSpec) -> Self {
+    /// `groups` are those of the job, and what stands behind them.
+    pub(crate) fn new<'a>(spec: &JobSpec, groups: impl Iterator<Item = &'a TaskGroup>) -> Self {
         let job: Vec<&Constraint> = spec.constraints.iter().collect();
         Self {
             job: Level::new(std::iter::empty(), &job),
-            groups: spec
-                .groups
-                .iter()
+            groups: groups
                 .map(|group| {
                     let constraints: Vec<_> = group_constraints(group).collect();
                     Level::new(group.tasks.iter().map(|task| task.driver.clone()), &constraints)

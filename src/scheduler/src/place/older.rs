@@ -1,48 +1,44 @@
-//! Groups of older versions, placed beside those of the current one while a deployment holds back
-//! what is new.
+//! Groups of older versions, placed beside those of the current version while a deployment holds
+//! back what is new.
 
-use fsm::{JobSpec, State, job::Constraint};
+use fsm::{JobSpec, State, TaskGroup, job::Constraint};
 
 use crate::{pass::Target, place::constraint::Condition};
 
-/// Groups of the stack beyond those of the job: of a group of the job by its number, in an older
+/// Groups of the stack beyond those of the job: the number of a group of the job, and an older
 /// version.
 pub(crate) type Older = Vec<(usize, u64)>;
 
-/// Stands between the name of a group and a version: no name may hold it.
-pub(crate) const VERSION_MARK: char = '\u{0}';
+/// A group of the job in an older version. Its instances heed what the current version of the job
+/// asks of all groups, and also what the older version did.
+pub(crate) struct StackGroup {
+    /// The number of the group in the job.
+    pub(crate) base: usize,
+    /// The group, with the constraints on single nodes that its version of the job has.
+    pub(crate) group: TaskGroup,
+    /// The constraints on all instances of the job (distinct hosts and properties) that its version
+    /// has and the current one has not.
+    pub(crate) of_job: Vec<Constraint>,
+}
 
-/// What a job asks of all its groups in an older version and not in its current one.
-pub(crate) type JobConstraints = Vec<Constraint>;
+/// The groups of the stack for these older versions. A group that its version lacks is taken as it
+/// is now.
+pub(crate) fn stack_groups(target: &Target<'_>, state: &State, older: &Older) -> Vec<StackGroup> {
+    let Some((job, spec)) = target.job.zip(target.spec) else { return Vec::new() };
+    let group_of = |(base, version): &(usize, u64)| {
+        let old = state.job_spec(&job.key, job.create_index, *version).map(|old| &**old);
+        stack_group(*base, spec, old)
+    };
+    older.iter().map(group_of).collect()
+}
 
-/// The job with the groups of older versions behind its own, under names that no group has, and
-/// what their versions ask of them; none: there are none. They heed what the job as a whole asks
-/// for in its current version, and the constraints of the job in their own. Those about single
-/// nodes are put beside those of the group; how many of the job may share a property or a host
-/// counts the instances of all its groups.
-pub(crate) fn extended(
-    target: &Target<'_>,
-    state: &State,
-    older: &Older,
-) -> Option<(JobSpec, Vec<JobConstraints>)> {
-    if older.is_empty() {
-        return None;
-    }
-    let (job, spec) = (target.job?, target.spec?);
-    let mut extended = JobSpec::clone(spec);
-    let mut of_jobs = Vec::new();
-    for (number, version) in older {
-        let current = &spec.groups[*number];
-        let old = state.job_spec(&job.key, job.create_index, *version);
-        let mut group = old.and_then(|old| old.group(&current.name)).unwrap_or(current).clone();
-        let more = old.iter().flat_map(|old| &old.constraints);
-        let more = more.filter(|one| !spec.constraints.contains(one)).cloned();
-        let (of_job, of_nodes): (Vec<_>, Vec<_>) =
-            more.partition(|one| Condition::distinct(one).is_some());
-        group.constraints.extend(of_nodes);
-        group.name = format!("{}{VERSION_MARK}{version}", current.name).into();
-        extended.groups.push(group);
-        of_jobs.push(of_job);
-    }
-    Some((extended, of_jobs))
+fn stack_group(base: usize, spec: &JobSpec, old: Option<&JobSpec>) -> StackGroup {
+    let current = &spec.groups[base];
+    let mut group = old.and_then(|old| old.group(&current.name)).unwrap_or(current).clone();
+    let more = old.into_iter().flat_map(|old| &old.constraints);
+    let more = more.filter(|one| !spec.constraints.contains(one)).cloned();
+    let (of_job, of_nodes): (Vec<_>, Vec<_>) =
+        more.partition(|one| Condition::distinct(one).is_some());
+    group.constraints.extend(of_nodes);
+    StackGroup { base, group, of_job }
 }

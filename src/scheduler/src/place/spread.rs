@@ -86,7 +86,8 @@ impl ValueCounts {
     pub(crate) fn remove(&mut self, node: &Node) {
         if let Some(number) = self.number(node) {
             let count = &mut self.counts[number as usize];
-            *count = count.saturating_sub(1);
+            assert!(*count > 0, "an instance on node {} ends and was not counted", node.id);
+            *count -= 1;
         }
     }
 

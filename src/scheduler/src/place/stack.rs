@@ -25,7 +25,7 @@ use crate::{
     place::constraint::{Condition, Distinct},
     place::feasible::{ClassSummary, Feasibility, group_constraints},
     place::idle::{IdleOrder, Verdict},
-    place::older::{JobConstraints, VERSION_MARK},
+    place::older::StackGroup,
     place::preempt::Preemptor,
     place::rank::{Affinities, Component, Score, anti_affinity, fitness},
     place::spread::{SpreadCounts, ValueCounts},
@@ -164,7 +164,7 @@ impl<'a> Stack<'a> {
     /// those of the job.
     pub(crate) fn new(
         pass: &Pass<'a>,
-        (spec, older): (&'a JobSpec, &[JobConstraints]),
+        (spec, older): (&'a JobSpec, &'a [StackGroup]),
         allocations: &[&Allocation],
         memory: &'a mut Memory,
     ) -> Self {
@@ -178,31 +178,28 @@ impl<'a> Stack<'a> {
         let mut properties = Vec::new();
         let of_all =
             collect_distinct(spec.constraints.iter(), (None, None), length, &mut properties);
-        let first_older = spec.groups.len().saturating_sub(older.len());
         let group_numbers: BTreeMap<&str, usize> =
             spec.groups.iter().enumerate().map(|(number, group)| (&*group.name, number)).collect();
-        let groups = spec
-            .groups
+        let own = spec.groups.iter().enumerate().map(|(base, group)| (base, group, &[][..]));
+        let older = older.iter().map(|one| (one.base, &one.group, &*one.of_job));
+        let all: Vec<(usize, &TaskGroup, &[Constraint])> = own.chain(older).collect();
+        let groups = all
             .iter()
             .enumerate()
-            .map(|(number, group)| {
-                let of = group.name.split(VERSION_MARK).next().unwrap_or_default();
-                let base = group_numbers.get(of).copied().unwrap_or(number);
-                let own = (Some(number), Some(base));
+            .map(|(number, (base, group, of_job))| {
+                let own = (Some(number), Some(*base));
                 let hosts =
                     collect_distinct(group_constraints(group), own, length, &mut properties);
-                let older = number.checked_sub(first_older).and_then(|number| older.get(number));
-                let of_job = older.into_iter().flatten();
                 let of_version =
-                    collect_distinct(of_job, (Some(number), None), length, &mut properties);
+                    collect_distinct(of_job.iter(), (Some(number), None), length, &mut properties);
                 let apart = if of_all || of_version {
                     Some(Apart::FromJob)
                 } else {
                     hosts.then_some(Apart::FromGroup)
                 };
-                let key = spec.affinity_key(&group.name, meta_key);
+                let key = spec.affinity_key_of(Some(group), meta_key);
                 Group {
-                    base,
+                    base: *base,
                     idle: key.map(|key| IdleOrder::new(pass.state.occupancy(), key)),
                     ..Group::new(spec, group, apart, length, node_limit)
                 }
@@ -212,7 +209,7 @@ impl<'a> Stack<'a> {
             state: pass.state,
             group_numbers,
             candidates,
-            feasibility: Feasibility::new(spec),
+            feasibility: Feasibility::new(spec, all.iter().map(|(_, group, _)| *group)),
             algorithm: configuration.algorithm,
             groups,
             job_counts: vec![0; length],
@@ -232,7 +229,8 @@ impl<'a> Stack<'a> {
     fn count(&mut self, allocation: &Allocation, add: bool) {
         let Some(group) = self.group_numbers.get(&*allocation.group).copied() else { return };
         let step = |count: &mut u32| {
-            *count = if add { *count + 1 } else { count.saturating_sub(1) };
+            assert!(add || *count > 0, "allocation {} ends and was not counted", allocation.id);
+            *count = if add { *count + 1 } else { *count - 1 };
         };
         if let Some(position) = self.candidates.position(allocation.node) {
             step(&mut self.job_counts[position]);

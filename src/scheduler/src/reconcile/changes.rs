@@ -240,7 +240,7 @@ pub(crate) fn group<'a>(
 ) -> Changes<'a> {
     let (canaries, allocations): (Vec<&Allocation>, Vec<&Allocation>) =
         allocations.iter().partition(|allocation| allocation.is_canary());
-    let of = Of { pass, rollout, kind, version, group };
+    let of = GroupPass { pass, rollout, kind, version, group };
     let mut sorted = of.sort(&allocations);
     let mut changes = Changes { later: std::mem::take(&mut sorted.later), ..Changes::default() };
     for (list, reason) in [
@@ -303,8 +303,8 @@ pub(crate) fn group<'a>(
     changes
 }
 
-/// What a group is reconciled for.
-struct Of<'a, 'p> {
+/// One group of the job, in one pass.
+struct GroupPass<'a, 'p> {
     pass: &'p Pass<'a>,
     rollout: &'p Rollout<'a>,
     kind: JobKind,
@@ -329,7 +329,7 @@ pub(crate) fn is_to_stop(allocation: &Allocation) -> bool {
     allocation.is_live() || has_failed
 }
 
-impl<'a> Of<'a, '_> {
+impl<'a> GroupPass<'a, '_> {
     /// Whether the allocation is of a deployment that has failed: it is not tried again.
     fn is_given_up(&self, allocation: &Allocation) -> bool {
         self.rollout.has_failed() && self.rollout.owns(allocation)
