@@ -113,7 +113,7 @@ fn message(tag: u64, command: Command) -> pb::WriteRequest {
     pb::WriteRequest {
         command: codec::encode(&proposal),
         request_id: bytes::Bytes::new(),
-        hops: 0,
+        times_forwarded: 0,
         tag,
         timeout_ms: u32::try_from(WRITE_TIMEOUT.as_millis()).unwrap_or(u32::MAX),
     }

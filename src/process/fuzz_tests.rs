@@ -198,7 +198,7 @@ impl Services {
         let write = pb::WriteRequest {
             command: frame(dice),
             request_id: Bytes::new(),
-            hops: u32::try_from(dice.below(3)).unwrap(),
+            times_forwarded: u32::try_from(dice.below(3)).unwrap(),
             tag: 1,
             timeout_ms: 10,
         };

@@ -273,12 +273,17 @@ fn an_entry_that_cannot_be_applied_is_not_stored() {
     everybody_lives(&mut servers, 3, "after");
 }
 
-fn write(servers: &Servers, server: usize, command: Command, hops: u32) -> Result<Reply, Status> {
+fn write(
+    servers: &Servers,
+    server: usize,
+    command: Command,
+    times_forwarded: u32,
+) -> Result<Reply, Status> {
     let proposal = Proposal { at: 0, epoch: None, request: None, command };
     let request = pb::WriteRequest {
         command: codec::encode(&proposal),
         request_id: Bytes::new(),
-        hops,
+        times_forwarded,
         tag: 0,
         timeout_ms: 10_000,
     };
@@ -294,9 +299,9 @@ fn a_forged_digest_verdict_is_refused() {
     let leader = servers.leader_among(&[0, 1, 2]);
     servers.write(leader, "before").unwrap();
     let verdict = DigestVerdict { mark: 1, digest: Digest::default() };
-    for (server, hops) in [(leader, 0), (leader, 1), ((leader + 1) % 3, 0)] {
+    for (server, times_forwarded) in [(leader, 0), (leader, 1), ((leader + 1) % 3, 0)] {
         for command in [Command::from(MarkDigest), verdict.clone().into(), Command::from(Tick)] {
-            let status = write(&servers, server, command, hops).unwrap_err();
+            let status = write(&servers, server, command, times_forwarded).unwrap_err();
             assert_eq!(status.code(), Code::PermissionDenied, "{status:?}");
             assert!(status.message().contains("is not taken from"), "{status:?}");
         }

@@ -267,7 +267,7 @@ impl Writes {
         let message = pb::WriteRequest {
             command,
             request_id: request.id.0.to_vec().into(),
-            hops: 1,
+            times_forwarded: 1,
             tag: 0,
             timeout_ms: u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX),
         };

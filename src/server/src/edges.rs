@@ -222,12 +222,12 @@ impl PeerApi for Core {
         &'a self,
         caller: &'a Caller,
         proposal: Proposal,
-        hops: u32,
+        times_forwarded: u32,
         timeout: Duration,
     ) -> BoxFuture<'a, Result<Written, ApiError>> {
         async move {
             let Proposal { command, request, .. } = proposal;
-            if hops == 0 {
+            if times_forwarded == 0 {
                 // A client's own write over gRPC: any server finds the leader, and stamps time and
                 // hash itself.
                 self.write(caller, command, request.map(|request| request.id), timeout).await

@@ -406,7 +406,7 @@ impl LocalNode {
     fn settle(&self) {
         let mut guard = self.lock();
         let inner = &mut *guard;
-        self.insist(inner);
+        self.report_ends_again(inner);
         while inner.shells.try_join_next().is_some() {}
         let shortage = self.shared.shortages.reason();
         let ready: Vec<_> = inner.waiting.keys().copied().collect();
@@ -465,7 +465,7 @@ impl LocalNode {
     /// Reports ends again that the servers took for older than what they know of: an agent that
     /// could not store what it had reported counts from before that when it is started again, and
     /// what has ended makes no more news.
-    fn insist(&self, inner: &Inner) {
+    fn report_ends_again(&self, inner: &Inner) {
         for (id, entry) in &inner.entries {
             let known = entry.wish.borrow().sequence;
             let mut view = entry.view();

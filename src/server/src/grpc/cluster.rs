@@ -27,7 +27,8 @@ impl ClusterService {
         let proposal: Proposal = codec::decode(&request.command)
             .map_err(|error| ApiError::Invalid(format!("command: {error}")))?;
         let timeout = Duration::from_millis(u64::from(request.timeout_ms.clamp(1, 60_000)));
-        let written = self.0.write_forwarded(caller, proposal, request.hops, timeout).await?;
+        let written =
+            self.0.write_forwarded(caller, proposal, request.times_forwarded, timeout).await?;
         Ok(pb::WriteReply {
             reply: codec::encode(&written.reply),
             index: written.index,

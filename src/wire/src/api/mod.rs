@@ -194,12 +194,12 @@ pub trait Api: Send + Sync + 'static {
 
 /// Requests of other servers, and of clients over gRPC.
 pub trait PeerApi: Send + Sync + 'static {
-    /// Takes a write that was forwarded `hops` times; with 0 it is a client's own.
+    /// Takes a write that servers have forwarded so many times; 0: it comes from a client.
     fn write_forwarded<'a>(
         &'a self,
         caller: &'a Caller,
         proposal: Proposal,
-        hops: u32,
+        times_forwarded: u32,
         timeout: Duration,
     ) -> BoxFuture<'a, Result<Written, ApiError>>;
 
