@@ -1,6 +1,6 @@
-//! An independent checker of plans: given the state before, which rules would the plan break?
-//! Shares no code with the planner, sums over allocations instead of trusting derived indexes, and
-//! is slow on purpose. For tests, simulation and debugging.
+//! An independent checker of plans: which rules would a plan break if it were applied to this
+//! state? It shares no code with the planner, and sums over all allocations instead of trusting
+//! derived indexes. It is slow on purpose: it is for tests, simulation and debugging.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,13 +12,15 @@ use fsm::{
 /// A rule that a plan breaks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Violation {
-    /// The plan places or updates, but its job or job version is not there or is stopped.
+    /// The plan places or updates instances, but its job or job version does not exist, or the job
+    /// is stopped.
     JobNotWanted,
     /// A placement names a group that the job does not have.
     UnknownGroup(Text),
-    /// An id is used twice, or exists already.
+    /// A placement's id is used twice in the plan, or an allocation has it already.
     DuplicateId(AllocationId),
-    /// Something is done to an allocation that does not exist or is not of this job, or twice.
+    /// A stop or in-place update names an allocation that does not exist, is of another job, or is
+    /// named twice.
     BadChange(AllocationId),
     /// A placement's node does not exist or is not in service.
     NodeUnusable(NodeId),
@@ -26,19 +28,20 @@ pub enum Violation {
     NodeNotWanted(NodeId),
     /// A placement's node does not meet a constraint or lacks a driver.
     Infeasible(NodeId, Text),
-    /// A node gets more than it has.
+    /// The node would carry more than it has. The text names the dimension: `cpu`, `memory`, `disk`
+    /// or `allocations`.
     OverCommitted(NodeId, &'static str),
-    /// Something is evicted that may not be, or twice.
+    /// An allocation is evicted twice, or must not be evicted for this placement.
     BadEviction(AllocationId),
-    /// A static port is given twice, or more dynamic ports are promised than there are.
+    /// A static port is given twice, or the placements need more dynamic ports than are free.
     Ports(NodeId),
-    /// A name is live twice after the plan.
+    /// Two live allocations would have the same name after the plan.
     NameTwice(Text, u32),
-    /// More instances than wanted are placed.
+    /// The group would have more instances than its count.
     TooMany(Text),
 }
 
-/// What the plan breaks; empty for a good one.
+/// The rules that `plan` breaks; empty for a correct plan.
 pub fn check(state: &State, plan: &Plan) -> Vec<Violation> {
     let mut found = Vec::new();
     let stopped = plan.stops.iter().map(|stop| stop.id);
@@ -93,7 +96,8 @@ fn check_placements(state: &State, plan: &Plan, spec: &JobSpec, found: &mut Vec<
             found.push(Violation::UnknownGroup(placement.group.clone()));
             continue;
         };
-        // What an older version did not want does not come back in it.
+        // An instance of an older version may fill a gap only below that version's count. A
+        // placement with a predecessor is exempt.
         let comes_back = older.is_some() && placement.previous.is_none();
         if comes_back && !spec.kind.is_per_node() && placement.name_index >= group.count {
             found.push(Violation::TooMany(placement.group.clone()));
@@ -110,7 +114,8 @@ fn check_placements(state: &State, plan: &Plan, spec: &JobSpec, found: &mut Vec<
         };
         let datacenter = &node.description.datacenter;
         let in_datacenter = spec.datacenters.iter().any(|pattern| {
-            // Patterns other than a name or `*` are left to the planner.
+            // This check accepts every datacenter pattern with a `*`. The planner alone evaluates
+            // those.
             pattern == datacenter || pattern.contains('*')
         });
         let in_pool = &*spec.node_pool == "all" || spec.node_pool == node.description.pool;
@@ -121,14 +126,15 @@ fn check_placements(state: &State, plan: &Plan, spec: &JobSpec, found: &mut Vec<
     }
 }
 
-/// The spec that a placement runs, if that is of an older version.
+/// The spec of the older version that a placement runs; `None` if it runs the plan's version.
 fn placed_spec<'s>(state: &'s State, plan: &Plan, placement: &Placement) -> Option<&'s JobSpec> {
     let version = placement.version?;
     state.job_spec(&plan.job, plan.job_create_index, version).map(|spec| &**spec)
 }
 
-/// What is evicted runs on the placement's node, for another job whose priority is lower by ten,
-/// and goes once; and the job's kind may do that.
+/// Checks the evictions. The evicted allocation must be live, on the placement's node, and of
+/// another job whose priority is lower by at least 10. It may be evicted only once. Preemption must
+/// be switched on for the kind of the placed job.
 fn check_evictions(state: &State, plan: &Plan, spec: &JobSpec, found: &mut Vec<Violation>) {
     let settings = state.scheduler_configuration().preemption;
     let may = match spec.kind {
@@ -170,7 +176,8 @@ fn check_feasible(spec: &JobSpec, group: &TaskGroup, node: &Node, found: &mut Ve
     }
 }
 
-/// The answer to `=` and `!=` on attributes and meta; none for other constraints.
+/// Evaluates `=` and `!=` on attributes, meta and the datacenter. `None`: another kind of
+/// constraint, which is not checked here.
 fn equality_holds(constraint: &Constraint, node: &Node) -> Option<bool> {
     let name = constraint.left.strip_prefix("${")?.strip_suffix('}')?;
     let description = &node.description;
@@ -201,7 +208,7 @@ fn check_names(
     found: &mut Vec<Violation>,
 ) {
     let per_node = spec.kind.is_per_node();
-    // Canaries are beside the others: they have names of their own, and a number of their own.
+    // Canaries have names of their own and a count of their own, beside those of other instances.
     let mut live: BTreeSet<(Text, u32, Option<NodeId>, bool)> = BTreeSet::new();
     let mut counts: BTreeMap<(Text, bool), u32> = BTreeMap::new();
     for row in state.allocations().iter() {
@@ -257,16 +264,17 @@ fn runs(row: &Allocation) -> bool {
     row.is_live()
 }
 
-/// What a node carries after the plan.
+/// What a node would carry after the plan.
 #[derive(Default)]
 struct Load {
     cpu_mhz: u64,
     memory_mb: u64,
     disk_mb: u64,
     allocations: u64,
-    /// Ports that cannot be given: of allocations that go on.
+    /// Ports of allocations that keep running. No placement may use them.
     kept_ports: BTreeSet<u16>,
-    /// Ports of allocations that are being stopped: a successor may ask for them by number only.
+    /// Ports of allocations that are stopping. A placement may ask for such a port as a static
+    /// port, but must not get it as a dynamic one.
     stopping_ports: BTreeSet<u16>,
     static_ports: Vec<u16>,
     dynamic_ports: u64,

@@ -8,19 +8,20 @@
 //!                     system (system, sysbatch)
 //! ```
 //!
-//! One call is one pass. The worker loops: it submits the plan; while the verdict says that a part
-//! was dropped it waits for the refresh index and calls again with the next `attempt`; after
-//! [`attempts_max`] passes without progress it submits [`exhausted`] instead.
+//! One call plans one pass. The worker submits the plan. If the leader dropped a part of it, the
+//! worker waits for the refresh index and calls again with the next `attempt`. After
+//! [`attempts_max`] passes without progress it submits the plan of [`exhausted`] instead.
 //!
-//! - A plan with an outcome finishes the evaluation if all of it is applied. A plan that changes
-//!   nothing still carries its outcome.
-//! - A plan **without** an outcome was cut at [`fsm::limits::PLAN_PLACEMENTS_MAX`] changes of a
-//!   kind. Applied in full it is progress, not a failure: the worker runs the next pass on the
-//!   state that contains it, and counts attempts from zero again.
+//! - A plan with an outcome finishes the evaluation if all of it is applied. A plan without changes
+//!   has an outcome too.
+//! - A plan **without** an outcome is incomplete: it reached [`fsm::limits::PLAN_PLACEMENTS_MAX`]
+//!   changes of one kind, or its bound in bytes (`kind/draft.rs`). When it is applied in full, that
+//!   counts as progress. The worker then runs the next pass on the new state and counts attempts
+//!   from zero again.
 //!
-//! No clock, no randomness, no unordered iteration: ids and orders derive from the evaluation's id,
-//! the snapshot's index and the attempt, so the same pass gives the same plan. Floats are used for
-//! scores only; what leaves the package is in millionths.
+//! There is no clock, no randomness and no unordered iteration. Ids and orders derive from the
+//! evaluation's id, the snapshot's index and the attempt, so the same pass always gives the same
+//! plan. Floats are used for scores only. They leave the package as integers, in millionths.
 
 #![forbid(unsafe_code)]
 
@@ -56,7 +57,7 @@ use self::{
     pass::Target,
 };
 
-/// Version of the scheduling rules. Servers that disagree on it must not schedule for each other.
+/// Version of the scheduling rules. A server must not schedule for a leader with another version.
 pub const SCHEDULER_VERSION: u32 = 4;
 
 /// Plans one pass.
@@ -64,7 +65,8 @@ pub fn schedule(pass: &Pass<'_>) -> Result<Plan, ScheduleError> {
     schedule_with(pass, &mut Memory::default())
 }
 
-/// Plans one pass, faster with the memory of earlier ones; the plan is the same.
+/// Plans one pass like [`schedule`], and reuses the node lists in `memory`. The plan is the same
+/// with any memory; only the time differs.
 pub fn schedule_with(pass: &Pass<'_>, memory: &mut Memory) -> Result<Plan, ScheduleError> {
     let target = Target::of(pass)?;
     let draft = Draft::new(pass, target);
@@ -87,8 +89,9 @@ pub fn schedule_with(pass: &Pass<'_>, memory: &mut Memory) -> Result<Plan, Sched
     Ok(plan)
 }
 
-/// Passes without progress before an evaluation fails (Nomad's `maxServiceScheduleAttempts` and its
-/// siblings).
+/// How many passes without progress an evaluation may have before it fails. The numbers are those
+/// of Nomad's `maxServiceScheduleAttempts`, `maxSystemScheduleAttempts`, `maxBatchScheduleAttempts`
+/// and `maxSysBatchScheduleAttempts`.
 pub const fn attempts_max(kind: JobKind) -> u32 {
     match kind {
         JobKind::Service | JobKind::System => 5,
@@ -96,11 +99,12 @@ pub const fn attempts_max(kind: JobKind) -> u32 {
     }
 }
 
-/// The plan of an evaluation whose attempts are used up: it fails, and a blocked evaluation tries
-/// again later. What another pass would place is queued.
+/// The plan for an evaluation whose attempts are used up. The plan changes no allocation. It fails
+/// the evaluation and adds a blocked evaluation that tries again later. It still reports as queued
+/// the instances that another pass would place.
 ///
-/// No blocked evaluation is made for a job that is gone or stopped, or that has one of this kind
-/// already.
+/// No blocked evaluation is added if the job is gone or stopped, or if the job already has a
+/// blocked evaluation with the trigger `max-plan-attempts`.
 pub fn exhausted(pass: &Pass<'_>) -> Result<Plan, ScheduleError> {
     let tried = schedule(pass)?;
     let annotations = tried.outcome.as_ref().map(|outcome| outcome.annotations.clone());

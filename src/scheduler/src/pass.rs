@@ -1,23 +1,23 @@
-//! One pass: what it looks at, and the job that it is about.
+//! The input of a scheduling pass ([`Pass`]), and the job that the pass is about ([`Target`]).
 
 use std::sync::Arc;
 
 use fsm::{Allocation, Evaluation, Index, Job, JobKey, JobKind, JobSpec, State, TimeMs};
 
-/// What one pass looks at.
+/// The input of one pass.
 #[derive(Clone, Copy)]
 pub struct Pass<'a> {
-    /// The snapshot.
+    /// The snapshot to plan on.
     pub state: &'a State,
     /// The evaluation to process.
     pub evaluation: &'a Evaluation,
-    /// Log time, not before `state.at()`.
+    /// Log time, ms; not before `state.at()`.
     pub now: TimeMs,
-    /// Number of the pass, from 0; part of the seed of ids.
+    /// Number of this pass for the evaluation, from 0. It is part of the seed of new ids.
     pub attempt: u32,
 }
 
-/// The snapshot cannot be scheduled on.
+/// The snapshot is inconsistent, so nothing can be planned on it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
     /// A job's current version is not in the versions table.
@@ -27,14 +27,15 @@ pub enum ScheduleError {
     SpecMissing {
         /// Job.
         job: JobKey,
-        /// Its incarnation.
+        /// The index at which the job was created.
         create_index: Index,
         /// The version that is missing.
         version: u64,
     },
 }
 
-/// A version of a job. A job that was purged and is registered again counts from 0 once more.
+/// Identifies a version of a job. A job that was purged and registered again counts its versions
+/// from 0 again, so the number alone does not identify a version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct VersionId {
     /// The index at which the job was created.
@@ -43,7 +44,7 @@ pub(crate) struct VersionId {
 }
 
 impl VersionId {
-    /// That of an allocation.
+    /// The version that an allocation runs.
     pub(crate) fn of(allocation: &Allocation) -> Self {
         Self { created: allocation.job_create_index, number: allocation.job_version }
     }
@@ -53,19 +54,21 @@ impl VersionId {
         Self { number, ..self }
     }
 
-    /// Whether the allocation is of the same job, in another version.
+    /// Whether the allocation belongs to the same job (not to a purged one with its name) and runs
+    /// another version of it.
     pub(crate) fn is_other_of_same_job(self, allocation: &Allocation) -> bool {
         let own = Self::of(allocation);
         own.created == self.created && own.number != self.number
     }
 }
 
-/// The job that is evaluated, and what it wants.
+/// The job that is evaluated, and the spec to bring it to.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
-    /// None: purged.
+    /// `None`: the job was purged.
     pub(crate) job: Option<&'a Arc<Job>>,
-    /// None: nothing is wanted, because the job is gone, stopped or a template.
+    /// `None`: no instance may run. The job is purged or stopped, is a parent (periodic or
+    /// parameterized; only its children run), or waits for a sibling to end.
     pub(crate) spec: Option<&'a Arc<JobSpec>>,
 }
 
@@ -85,7 +88,7 @@ impl<'a> Target<'a> {
         Ok(Self { job: Some(job), spec: Some(spec) })
     }
 
-    /// The scheduler: the job's, or the evaluation's when the job is gone.
+    /// The kind of the job. If the job is gone, the kind that the evaluation carries.
     pub(crate) fn kind(&self, evaluation: &Evaluation) -> JobKind {
         self.job.map_or(evaluation.kind, |job| job.kind)
     }

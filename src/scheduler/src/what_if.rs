@@ -1,4 +1,5 @@
-//! What a registration would do: the real scheduler on a copy of the state. Nothing is written.
+//! Predicts what registering a job would do (`job plan`). It runs the real scheduler on a copy of
+//! the state. Nothing is written.
 //!
 //! ```text
 //!  state ─► clone ─► RegisterJob as `apply` does it ─► a pass ─► counts, failures, evictions
@@ -21,47 +22,48 @@ use crate::{
     schedule_with,
 };
 
-/// Passes of one prediction: each places up to `fsm::limits::PLAN_PLACEMENTS_MAX` instances.
+/// How many passes one prediction runs at most. Each pass places up to
+/// `fsm::limits::PLAN_PLACEMENTS_MAX` instances.
 const PASSES_MAX: u32 = 64;
 
-/// What a registration would do.
+/// The result of a prediction.
 pub struct Found {
     pub key: JobKey,
-    /// The job before; none: it was not there.
+    /// The job as it is now. `None`: it is not registered yet.
     pub before: Option<Version>,
-    /// The job as it would be.
+    /// The job as it would be after the registration.
     pub after: Option<Version>,
-    /// What would be done, by group.
+    /// Counts of placements, stops, updates and so on, by group.
     pub annotations: Annotations,
-    /// What would find no room, by group.
+    /// Why instances could not be placed, by group.
     pub failed: BTreeMap<Text, Metrics>,
-    /// Allocations that would be evicted, as they are now.
+    /// The allocations that would be evicted, in their present state.
     pub preempted: Vec<Arc<Allocation>>,
-    /// Evaluations that would wait: blocked ones, and those for later.
+    /// The evaluations that would remain open: blocked ones, and follow-ups that wait for a time.
     pub waiting: Vec<Evaluation>,
-    /// The state after it, up to where the passes came.
+    /// The state after the passes that were run. Incomplete if the prediction stopped early.
     pub state: State,
 }
 
-/// A job, and the version that it has.
+/// A job with the row of its current version.
 #[derive(Clone, Debug)]
 pub struct Version {
     pub job: Arc<Job>,
     pub row: Arc<JobVersion>,
 }
 
-/// It cannot be told.
+/// Why there is no prediction.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WhatIfError {
-    /// The job would be refused.
+    /// The registration itself would be rejected.
     #[error("the job is refused")]
     Rejected(Rejection),
-    /// The state cannot be scheduled on.
+    /// The state is inconsistent.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
 }
 
-/// What this registration would do at `now`.
+/// Predicts what this registration would do at log time `now`, ms.
 pub fn registered(state: &State, now: TimeMs, command: RegisterJob) -> Result<Found, WhatIfError> {
     let RegisterJob { evaluation, .. } = command;
     let key = command.spec.key.clone();
@@ -107,7 +109,8 @@ pub fn registered(state: &State, now: TimeMs, command: RegisterJob) -> Result<Fo
     Ok(found)
 }
 
-/// The state with a registration, as `apply` would take it.
+/// A copy of the state to which the registration has been applied by the same `apply` that servers
+/// run.
 pub fn with_job(state: &State, now: TimeMs, command: RegisterJob) -> Result<State, Rejection> {
     let mut trial = state.clone();
     let command = Command::from(command);
@@ -120,8 +123,9 @@ pub fn with_job(state: &State, now: TimeMs, command: RegisterJob) -> Result<Stat
     Ok(trial)
 }
 
-/// The state with what a periodic or parameterized job runs: its children are it, without the block
-/// that makes them. The child has an id that no job has.
+/// A copy of the state with one child of a periodic or parameterized job, because the parent itself
+/// runs nothing. A child's spec is that of its parent without the `periodic` and `parameterized`
+/// blocks. The child's id contains a NUL, so it cannot collide with a real job.
 fn with_child(
     state: &State,
     now: TimeMs,
@@ -139,9 +143,9 @@ fn version_of(state: &State, key: &JobKey) -> Option<Version> {
     Some(Version { job: Arc::clone(job), row: Arc::clone(row) })
 }
 
-/// The evaluations that the run leaves: blocked ones and those for later. What finds no room may be
-/// waited for by a blocked evaluation that is there already; the run makes no other then, and that
-/// one stands for it.
+/// The evaluations that would remain open after the prediction. If groups failed but the pass made
+/// no blocked evaluation, the job already has one that waits for the same resources. In that case
+/// the existing blocked evaluations are returned as well.
 fn left_behind(state: &State, own: &Evaluation, outcome: &Outcome) -> Vec<Evaluation> {
     let mut left = outcome.evaluations.clone();
     let is_blocked = |row: &Evaluation| row.status == EvaluationStatus::Blocked;
@@ -155,13 +159,14 @@ fn left_behind(state: &State, own: &Evaluation, outcome: &Outcome) -> Vec<Evalua
     left
 }
 
-/// Takes a plan that was full; whether there is another.
+/// Applies a plan that reached its bound. Returns whether another pass would make progress.
 fn goes_on(trial: &mut State, plan: &Plan) -> bool {
     let tried = trial.try_plan(plan, &|_, _, _| Ok(Vec::new()));
     tried.is_ok_and(|tried| tried.dropped.is_empty() && !tried.plan.is_no_op())
 }
 
-/// Adds what a pass does; what stays as it is was counted by the first one.
+/// Adds the counts of one pass to the sums. `ignore` is taken from the first pass only, because
+/// later passes would count the same instances again.
 fn add(sums: &mut Annotations, made: Annotations, is_first: bool) {
     for (name, counts) in made {
         let sum = sums.entry(name).or_default();

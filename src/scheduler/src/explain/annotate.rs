@@ -1,4 +1,4 @@
-//! What a plan would do, group by group, in the words of `job plan`. Derived from a finished plan.
+//! Counts what a finished plan does to each group, with the names that Nomad's `job plan` uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,11 +9,11 @@ use fsm::{
 
 use crate::reconcile::changes::Reason;
 
-/// What a plan would do, by group, those that only end included.
+/// Counts of changes by group. Groups that the job no longer has are included.
 pub type Annotations = BTreeMap<Text, GroupAnnotation>;
 
-/// What `plan` would do to the job's groups on the snapshot that it was made from. `spec` is the
-/// version that it runs; none: the job ends.
+/// Counts what `plan` does to the job's groups. `state` is the snapshot that the plan was made on.
+/// `spec` is the spec of the version that the plan runs; `None`: the job ends.
 pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotations {
     let mut made = Annotations::default();
     for group in spec.into_iter().flat_map(|spec| &spec.groups) {
@@ -27,14 +27,15 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
     let updated: BTreeSet<AllocationId> = plan.in_place.iter().map(|one| one.id).collect();
     let stopped: BTreeMap<AllocationId, &str> =
         plan.stops.iter().map(|stop| (stop.id, &*stop.description)).collect();
-    // A canary that is not needed any more has a successor where it took somebody's place.
+    // A surplus canary is stopped as "not needed". If the same plan also puts a successor in its
+    // place, the pair is one update, not a stop and a placement.
     let is_update = |why: &str| why == Reason::Updating.text() || why == Reason::NotNeeded.text();
     let is_move = |why: &str| why == Reason::Migrating.text();
     for row in state.allocations_of_job(&plan.job) {
         let is_replaced = replaced.contains(&row.id);
         let why = stopped.get(&row.id).copied();
         if is_replaced && why.is_some_and(is_update) {
-            // A canary is counted once.
+            // A predecessor of a canary is not counted here: the canary itself is counted below.
             let by_other = !replaced_by_canaries.contains(&row.id);
             counts_of(&mut made, &row.group).destructive_update += u32::from(by_other);
         } else if is_replaced && why.is_some_and(is_move) {
@@ -68,9 +69,10 @@ pub fn annotate(state: &State, plan: &Plan, spec: Option<&JobSpec>) -> Annotatio
     made
 }
 
-/// Whether an instance that has ended fills its place, and the plan leaves it as it is: of a batch
-/// job it is done, or it has failed and waits for another attempt, or has none left. One that
-/// should have been replaced and found no room is counted as one to place.
+/// Whether an ended allocation still fills a place of the count, and the plan leaves it alone. That
+/// holds for an instance of a batch job that is complete, and for a failed one that waits for its
+/// next attempt or has no attempts left. A failed instance whose replacement found no room is not
+/// counted here: it counts as one to place.
 fn stays_ended(state: &State, plan: &Plan, spec: Option<&JobSpec>, row: &Allocation) -> bool {
     let Some(spec) = spec.filter(|spec| !spec.kind.is_per_node()) else { return false };
     let is_superseded = row.next.is_some_and(|next| state.allocations().contains(&next));
@@ -96,7 +98,8 @@ fn counts_of<'a>(made: &'a mut Annotations, group: &Text) -> &'a mut GroupAnnota
     made.entry(group.clone()).or_default()
 }
 
-/// Instances of a group that fill a place of its count: they go on, were placed, or have completed.
+/// How many instances fill a place of the group's count after the plan: those that keep running,
+/// are placed, or (batch) are complete.
 fn kept(state: &State, plan: &Plan, spec: &JobSpec, group: &TaskGroup) -> u32 {
     let stopped: BTreeSet<AllocationId> = plan.stops.iter().map(|stop| stop.id).collect();
     let is_filled = |row: &Allocation| {
@@ -110,8 +113,9 @@ fn kept(state: &State, plan: &Plan, spec: &JobSpec, group: &TaskGroup) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// Counts instances that found no room. Those beyond the group's count have a predecessor that
-/// goes on: they are canaries or updates.
+/// Counts `left` instances that found no room. Up to the group's count they are new placements.
+/// Those beyond it have a predecessor that keeps running, so they are canaries or destructive
+/// updates.
 fn add_unplaced(
     counts: &mut GroupAnnotation,
     left: u32,

@@ -1,3 +1,3 @@
-//! What a plan does, said for people.
+//! Explanations of a plan for users.
 
 pub(crate) mod annotate;

@@ -1,7 +1,7 @@
-//! The draft of a plan: what a pass has decided so far, the ids it hands out, and the bounds of one
+//! The draft of a plan: the decisions of a pass so far, the ids it gives out, and the bounds of a
 //! plan.
 //!
-//! Must never decide anything: reconcilers decide, the draft writes down.
+//! Must never decide anything. The schedulers decide; the draft records.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,14 +19,15 @@ use crate::{
     reconcile::changes::PlaceWish,
 };
 
-/// Encoded size of a plan's placements beyond which it is cut, bytes. With the largest placement (a
-/// job is at most `fsm::limits::JOB_BYTES_MAX`) and [`FAILURE_BYTES_MAX`] twice (the outcome and
-/// its blocked evaluation) a plan stays below what an entry of the log may be, 32 MiB.
+/// The plan is cut when its placements reach this encoded size, bytes. A log entry may have 32 MiB.
+/// A plan stays below that even with one more placement of the largest size
+/// (`fsm::limits::JOB_BYTES_MAX` bounds it) and with [`FAILURE_BYTES_MAX`] twice (once in the
+/// outcome, once in the blocked evaluation).
 const PLACEMENT_BYTES_MAX: usize = 8 << 20;
-/// Size of what is kept for people about groups that failed, beyond which texts of constraints are
-/// left out, bytes.
+/// Bytes of metrics of failed groups. Beyond this the texts of constraints are left out of further
+/// metrics.
 const FAILURE_BYTES_MAX: usize = 4 << 20;
-/// A placement without its texts and its past reschedules, and one of those, about, bytes.
+/// Rough encoded size of a placement without its texts and past reschedules, bytes.
 const PLACEMENT_BYTES: usize = 128;
 const RESCHEDULE_BYTES: usize = 64;
 const ID_BYTES: usize = 16;
@@ -35,19 +36,20 @@ const ID_BYTES: usize = 16;
 pub(crate) struct Draft<'a> {
     pub(crate) pass: Pass<'a>,
     pub(crate) target: Target<'a>,
-    /// Instances not placed, by group.
+    /// How many instances could not be placed, by group.
     pub(crate) queued: BTreeMap<Text, u32>,
-    /// Of these the groups in which an instance of the current version found no room.
+    /// Those groups of `queued` in which an instance of the current version found no room. In the
+    /// others only instances of older versions did.
     pub(crate) waiting: BTreeSet<Text>,
-    /// Groups with instances not placed.
+    /// Why instances could not be placed, by group.
     pub(crate) failed_groups: BTreeMap<Text, Metrics>,
-    /// Evaluations that the outcome makes.
+    /// Evaluations that the plan creates when its outcome is applied.
     pub(crate) evaluations: Vec<Evaluation>,
     plan: Plan,
-    /// Size of the placements and of the failed groups, about.
+    /// Rough encoded size of the placements so far.
     bytes: usize,
     failure_bytes: usize,
-    /// A bound of the plan was reached: the rest is for the next pass.
+    /// A bound of the plan was reached. The next pass does the rest.
     cut: bool,
     ids: blake3::Hasher,
     ids_made: u64,
@@ -103,7 +105,8 @@ impl<'a> Draft<'a> {
         EvaluationId(self.next_id())
     }
 
-    /// Begins a deployment of the job's version with these goals, if there are any.
+    /// Begins a deployment of the job's version with these goals. Does nothing if there are no
+    /// goals.
     pub(crate) fn begin_deployment(&mut self, goals: BTreeMap<Text, DeploymentGoal>) {
         if !goals.is_empty() {
             let id = DeploymentId(self.next_id());
@@ -111,18 +114,18 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Sets what a deployment that goes on is to reach.
+    /// Changes the goals of a running deployment.
     pub(crate) fn set_goals(&mut self, id: DeploymentId, goals: BTreeMap<Text, DeploymentGoal>) {
         self.plan.deployment = Some(NewDeployment { id, goals });
     }
 
-    /// Whether a bound of the plan was reached.
+    /// Whether the plan has reached a bound, so that it is incomplete.
     pub(crate) fn is_cut(&self) -> bool {
         self.cut
     }
 
-    /// Writes down a stop; false when the plan is full, and then nothing that depends on the stop
-    /// may follow.
+    /// Records a stop. Returns `false` if the plan is full; then nothing that depends on the stop
+    /// may be recorded.
     pub(crate) fn stop(&mut self, allocation: &Allocation, why: &Text, lost: bool) -> bool {
         if self.plan.stops.len() >= PLAN_PLACEMENTS_MAX {
             self.cut = true;
@@ -136,12 +139,12 @@ impl<'a> Draft<'a> {
         true
     }
 
-    /// Takes the last stop back, because what it made room for could not be placed.
+    /// Removes the last stop again, because its successor could not be placed.
     pub(crate) fn pop_stop(&mut self) {
         self.plan.stops.pop();
     }
 
-    /// Writes down an in-place update; false when the plan is full.
+    /// Records an in-place update. Returns `false` if the plan is full.
     pub(crate) fn update_in_place(&mut self, allocation: &Allocation) -> bool {
         if self.plan.in_place.len() >= PLAN_PLACEMENTS_MAX {
             self.cut = true;
@@ -151,8 +154,8 @@ impl<'a> Draft<'a> {
         true
     }
 
-    /// Writes down that an instance of a group goes where the stack chose. There is room:
-    /// [`Self::has_room`] was asked before.
+    /// Records a placement on the node that the stack chose. The caller has asked
+    /// [`Self::has_room`] before.
     pub(crate) fn place(&mut self, group: &TaskGroup, wish: &PlaceWish<'_>, choice: Choice<'_>) {
         assert!(self.plan.placements.len() < PLAN_PLACEMENTS_MAX, "plan is over its bound");
         let placement = Placement {
@@ -176,8 +179,8 @@ impl<'a> Draft<'a> {
         self.plan.placements.push(placement);
     }
 
-    /// Counts instances of a group that could not be placed. `version` is theirs if that is an
-    /// older one.
+    /// Counts `count` instances of a group as queued. `version` is the older version that they
+    /// would run; `None`: the current version.
     pub(crate) fn queue(&mut self, group: &Text, version: Option<u64>, count: u32) {
         *self.queued.entry(group.clone()).or_default() += count;
         if version.is_none() && !self.waiting.contains(group) {
@@ -185,7 +188,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// As [`Self::queue`], with what the first of them saw.
+    /// Counts instances as queued, and keeps `metrics` if this is the group's first failure. Later
+    /// failures of the group are only counted in `coalesced_failures`.
     pub(crate) fn fail(
         &mut self,
         group: &Text,
@@ -207,7 +211,8 @@ impl<'a> Draft<'a> {
         self.failed_groups.insert(group.clone(), metrics);
     }
 
-    /// Whether one more replacement fits into the plan; if not, the plan is cut.
+    /// Whether the plan has room for one more stop and one more placement. If not, the plan is
+    /// marked as cut.
     pub(crate) fn has_room(&mut self) -> bool {
         if self.plan.placements.len() >= PLAN_PLACEMENTS_MAX
             || self.plan.stops.len() >= PLAN_PLACEMENTS_MAX
@@ -222,11 +227,12 @@ impl<'a> Draft<'a> {
         self.plan.follow_ups.push(FollowUp { id: allocation, evaluation });
     }
 
-    /// The plan without an outcome when it was cut, else with `status` and what was collected.
+    /// Returns the plan. If it was cut, it has no outcome; otherwise the outcome has `end` and what
+    /// was collected.
     pub(crate) fn finish(mut self, end: End) -> Plan {
         if self.cut {
-            // Follow-ups name evaluations of the outcome, which a cut plan does not have; the next
-            // pass finds them again.
+            // A follow-up refers to an evaluation that the outcome creates, and a cut plan has no
+            // outcome. The next pass finds the same follow-ups again.
             self.plan.follow_ups.clear();
             return self.plan;
         }
@@ -244,7 +250,7 @@ impl<'a> Draft<'a> {
         self.plan
     }
 
-    /// Ends the evaluation as failed, with nothing changed.
+    /// Fails the evaluation. The caller has recorded no changes.
     pub(crate) fn refuse(self, why: String) -> Plan {
         self.finish(End {
             status: EvaluationStatus::Failed,
@@ -255,7 +261,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Encoded size, about.
+/// Rough encoded size, bytes.
 fn bytes_of(metrics: &Metrics) -> usize {
     let counts = [
         &metrics.nodes_available,
@@ -269,7 +275,8 @@ fn bytes_of(metrics: &Metrics) -> usize {
     texts.map(|text| text.len() + 8).sum::<usize>() + scores.sum::<usize>()
 }
 
-/// How the evaluation ends.
+/// How the evaluation ends. The classes are for an evaluation that is blocked again: they say which
+/// nodes could unblock it.
 pub(crate) struct End {
     pub(crate) status: EvaluationStatus,
     pub(crate) description: Text,

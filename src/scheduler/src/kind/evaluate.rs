@@ -1,8 +1,8 @@
-//! Evaluations: which triggers a scheduler handles, how the processed evaluation ends, and the ones
-//! it makes (blocked, follow-ups).
+//! Evaluations: which triggers a scheduler handles, how the processed evaluation ends, and which
+//! evaluations a pass creates (blocked ones and follow-ups).
 //!
-//! Invariant: a pass adds a blocked evaluation only if no open one of the job already covers what
-//! failed.
+//! Invariant: a pass adds a blocked evaluation only if no open blocked evaluation of the job
+//! already waits for the same resources.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,8 +42,8 @@ pub(crate) fn handles(kind: JobKind, trigger: Trigger) -> bool {
     }
 }
 
-/// Ends the pass of a job with `count` instances: complete, re-blocked, or complete with a blocked
-/// evaluation for the rest.
+/// Ends the pass of a service or batch job. If groups failed, an evaluation that was blocked is
+/// blocked again. Any other completes, and a new blocked evaluation waits for the failed groups.
 pub(crate) fn finish(mut draft: Draft<'_>, classes: ClassSummary) -> Plan {
     if draft.failed_groups.is_empty() {
         return complete(draft);
@@ -60,7 +60,8 @@ pub(crate) fn finish(mut draft: Draft<'_>, classes: ClassSummary) -> Plan {
     complete(draft)
 }
 
-/// Ends the pass of a per-node job: one blocked evaluation for each node without room.
+/// Ends the pass of a system or sysbatch job. Each node without room gets its own blocked
+/// evaluation.
 pub(crate) fn finish_per_node(mut draft: Draft<'_>, exhausted: &[NodeId]) -> Plan {
     let own = draft.pass.evaluation;
     let reblocked =
@@ -83,7 +84,7 @@ pub(crate) fn finish_per_node(mut draft: Draft<'_>, exhausted: &[NodeId]) -> Pla
     complete(draft)
 }
 
-/// Counts as queued what the job lacks if `plan` is not applied.
+/// Counts as queued the instances that the job will lack because `plan` is not submitted.
 pub(crate) fn queue_missing(draft: &mut Draft<'_>, plan: Plan) {
     if let Some(outcome) = plan.outcome {
         draft.queued = outcome.queued;
@@ -94,7 +95,8 @@ pub(crate) fn queue_missing(draft: &mut Draft<'_>, plan: Plan) {
     }
 }
 
-/// Ends an evaluation whose attempts are used up.
+/// Fails an evaluation whose attempts are used up, and adds a blocked evaluation if the job still
+/// wants instances.
 pub(crate) fn exhausted(mut draft: Draft<'_>, attempts: u32) -> Plan {
     let own = draft.pass.evaluation.id;
     let wanted = draft.target.spec.is_some();
@@ -110,7 +112,7 @@ pub(crate) fn exhausted(mut draft: Draft<'_>, attempts: u32) -> Plan {
     draft.refuse(format!("maximum attempts reached ({attempts})"))
 }
 
-/// Ends the evaluation as processed.
+/// Completes the evaluation.
 pub(crate) fn complete(draft: Draft<'_>) -> Plan {
     draft.finish(End {
         status: EvaluationStatus::Complete,
@@ -120,7 +122,7 @@ pub(crate) fn complete(draft: Draft<'_>) -> Plan {
     })
 }
 
-/// Adds an evaluation that runs at `wait_until`.
+/// Adds an evaluation that becomes due at `wait_until`, log time ms.
 pub(crate) fn follow_up(
     draft: &mut Draft<'_>,
     trigger: Trigger,
@@ -135,7 +137,7 @@ pub(crate) fn follow_up(
     id
 }
 
-/// The job's evaluations that are pending or blocked.
+/// The job's evaluations that are not terminal.
 pub(crate) fn open_evaluations<'a>(
     draft: &Draft<'a>,
 ) -> impl Iterator<Item = &'a Evaluation> + use<'a> {
@@ -148,17 +150,20 @@ pub(crate) fn open_evaluations<'a>(
         .map(|row| &**row)
 }
 
-/// Blocked evaluations are the only ones made with these triggers, and keep them when they wake up.
+/// Whether the evaluation is or was a blocked one. An unblocked evaluation keeps its trigger, and
+/// only blocked evaluations are created with these two triggers.
 fn was_blocked(evaluation: &Evaluation) -> bool {
     evaluation.status == EvaluationStatus::Blocked
         || matches!(evaluation.trigger, Trigger::QueuedAllocs | Trigger::MaxPlans)
 }
 
-/// Whether a blocked evaluation of the same job version waits for everything that this one would
-/// wait for: also for each of its groups, because a class that is of no use to others may be of use
-/// to this one. What it takes for useless must be useless to this one as well: it may have asked
-/// for the current version, and this one for an older that stands in for it, or the other way
-/// round.
+/// Whether the job already has a blocked evaluation that waits for everything that this one would
+/// wait for.
+///
+/// The existing evaluation must be for the same job version, and must name every group that failed
+/// now. It must not ignore a class that this one would wait for: a class that it holds for
+/// ineligible must be ineligible here too. The two may differ because one asked for the current
+/// version and the other for an older version that stands in for it.
 fn covered(draft: &Draft<'_>, classes: &ClassSummary) -> bool {
     let own = draft.pass.evaluation.id;
     let version = draft.target.job.map_or(0, |job| job.job_modify_index);

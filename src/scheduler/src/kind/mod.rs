@@ -1,4 +1,4 @@
-//! The schedulers, by kind of job, and the plan that they write.
+//! The schedulers for each kind of job, and the plan that they write.
 
 pub(crate) mod draft;
 pub(crate) mod evaluate;

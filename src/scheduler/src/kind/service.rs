@@ -1,8 +1,9 @@
-//! Schedules service and batch jobs: `count` instances of each group, wherever they fit.
+//! Schedules service and batch jobs: each group gets `count` instances, on any nodes that fit.
 //!
-//! Order within a pass: what ends anyway, in-place updates, destructive updates (each stop makes
-//! room for its successor), missing instances. The first failure of a group ends its search;
-//! further ones are only counted.
+//! A pass decides in this order: stops that do not depend on a successor, in-place updates,
+//! destructive updates (each stop makes room for its successor), missing instances. After the first
+//! instance of a group that finds no room, no more nodes are searched for that group; further
+//! failures are only counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,20 +22,20 @@ use crate::{
     reconcile::{changes, reschedule},
 };
 
-/// Instances of a group for whose successors a pass may find no room before it leaves the rest as
-/// they are: each try looks at every node.
+/// How many destructive updates of a group may find no room in one pass. The remaining old
+/// instances are then left running. The bound exists because each try looks at every node.
 const REPLACEMENT_FAILURES_MAX: usize = 16;
 
-/// What became of an attempt to place one instance.
+/// The result of trying to place one instance.
 enum Tried {
     Placed,
-    /// The plan is full: the rest is for the next pass.
+    /// The plan is full. The next pass continues.
     PlanFull,
     NoRoom(Box<Metrics>),
 }
 
-/// Ends every allocation of a job that wants nothing: also those that have failed, which would
-/// count again when the job is started.
+/// Stops every allocation of a job that may run nothing. Failed allocations are stopped too:
+/// otherwise they would count towards the group again when the job is started.
 pub(crate) fn stop_all(mut draft: Draft<'_>) -> Plan {
     let allocations = allocations(&draft).into_iter();
     for allocation in allocations.filter(|allocation| changes::is_to_stop(allocation)) {
@@ -47,7 +48,7 @@ pub(crate) fn stop_all(mut draft: Draft<'_>) -> Plan {
     evaluate::complete(draft)
 }
 
-/// Brings each group to its count.
+/// Plans the changes that bring each group to its count.
 pub(crate) fn schedule<'a>(
     mut draft: Draft<'a>,
     spec: &'a JobSpec,
@@ -93,7 +94,8 @@ pub(crate) fn schedule<'a>(
     work.finish()
 }
 
-/// The older versions that instances may be placed of while the deployment holds back what is new.
+/// The older versions that may be placed in this pass, by group. Older versions are placed only
+/// while the deployment holds back the current one.
 fn older_versions(
     rollout: &Rollout<'_>,
     version: VersionId,
@@ -125,26 +127,26 @@ struct Work<'a> {
     spec: &'a JobSpec,
     rollout: Rollout<'a>,
     older: Older,
-    /// None: nothing is placed or updated in this pass.
+    /// `None`: the pass neither places nor updates anything, so that no stack is built.
     stack: Option<Stack<'a>>,
-    /// Groups of the stack of which an instance could not be placed: an older version has no say in
-    /// what becomes of the current one.
+    /// Stack groups in which an instance found no room. An older version of a group has a number of
+    /// its own in the stack, so that its failure does not end the search for the current version.
     failed: BTreeSet<usize>,
-    /// Of these, those that nobody waits for yet, because an older version was asked to stand in,
-    /// with what stood in the way.
+    /// Failed stack groups whose failure is not recorded in the draft yet, because an older version
+    /// was tried instead. The value says why the first try failed.
     stood_in: BTreeMap<usize, Box<Metrics>>,
-    /// Groups of the stack of which an instance was placed.
+    /// Stack groups of which an instance was placed.
     placed: BTreeSet<usize>,
-    /// Groups of which an instance takes the new version as it runs.
+    /// Groups of which an instance is updated in place.
     in_place: BTreeSet<usize>,
-    /// Failed allocations that the new version would have left as they are.
+    /// Failed allocations that are replaced although the new version does not change their tasks.
     retried: BTreeSet<AllocationId>,
-    /// Allocations that a placement of this plan replaces.
+    /// Allocations that have a successor in this plan.
     replaced: BTreeSet<AllocationId>,
 }
 
 impl<'a> Work<'a> {
-    /// Stops what ends anyway; false when the plan is full.
+    /// Records the stops that do not depend on a successor. Returns `false` if the plan is full.
     fn stop(&mut self, removed: &[&Allocation], changes: &[Changes<'_>]) -> bool {
         let removed = removed.iter().filter(|allocation| changes::is_to_stop(allocation));
         let removed = removed.map(|allocation| {
@@ -173,7 +175,7 @@ impl<'a> Work<'a> {
         let mut released = Vec::new();
         for (number, (group, own)) in spec.groups.iter().zip(changes.iter_mut()).enumerate() {
             let replaced = self.update_in_place(number, group, &own.outdated, &mut released);
-            // In the order of the outdated ones.
+            // `replaced` has the order of `outdated`, so both are walked together.
             let mut replaced_next = replaced.iter().peekable();
             for row in &own.outdated {
                 if replaced_next.next_if(|one| one.id == row.id).is_some() {
@@ -207,10 +209,11 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Begins a deployment if this version needs one, and holds back what has to wait for it.
+    /// Begins a deployment if this version needs one. Drops or changes the placements that must
+    /// wait for the deployment, and adds its canaries.
     fn begin(&mut self, changes: &mut [Changes<'a>], destructive: &[Vec<&'a Allocation>]) {
         let spec = self.spec;
-        // Never more canaries than the group has instances.
+        // A group never gets more canaries than it has instances.
         let canaries = |number: usize| {
             let group = &spec.groups[number];
             let is_changed = destructive[number].iter().any(|row| !self.retried.contains(&row.id));
@@ -232,7 +235,8 @@ impl<'a> Work<'a> {
             }
             own.hold(version, self.rollout.takes_canaries());
             if wanted > 0 {
-                // With names of those that are to be replaced: others keep theirs.
+                // A canary takes the name of an instance that it may replace later, so that the
+                // other instances keep their names.
                 let mut names: Vec<u32> = destructive[number]
                     .iter()
                     .map(|row| row.name_index)
@@ -254,11 +258,12 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Moves what can stay to the new version, and returns what has to be replaced, also because it
-    /// has failed.
+    /// Updates in place what can be, and returns the allocations that need a destructive update,
+    /// failed ones included.
     ///
-    /// What cannot stay is released while the rest is looked at: of two instances that may not
-    /// share a host any more one stays.
+    /// An allocation that cannot stay is released before the next one is looked at. So if two
+    /// instances must no longer share a host, one of them stays and one is replaced. The released
+    /// ones are added to `released`; the caller restores them.
     fn update_in_place(
         &mut self,
         number: usize,
@@ -273,8 +278,8 @@ impl<'a> Work<'a> {
             if differences.replaces(state, allocation, self.spec, group) {
                 replaced.push(*allocation);
             } else if !allocation.is_live() {
-                // It holds its place, but cannot take the version as it runs: the version is
-                // another attempt.
+                // A failed allocation counts towards the group, but cannot be updated in place. A
+                // new version is a new attempt, so it is replaced.
                 self.retried.insert(allocation.id);
                 replaced.push(*allocation);
             } else if !self.may_stay(number, allocation) {
@@ -283,15 +288,16 @@ impl<'a> Work<'a> {
             } else if self.draft.update_in_place(allocation) {
                 self.in_place.insert(number);
             } else {
-                // The plan is full, so it moves in a later pass. The rest is looked at all the
-                // same: whether some of it is to be replaced decides about canaries now.
+                // The plan is full, so a later pass updates this one. The loop goes on all the
+                // same: whether an instance needs a destructive update decides about canaries in
+                // this pass.
             }
         }
         replaced
     }
 
-    /// Whether the new version may run where the allocation is, with the same resources. If not,
-    /// the allocation is released.
+    /// Whether the new version may run on the allocation's node with the same resources. If not,
+    /// the allocation stays released.
     fn may_stay(&mut self, number: usize, allocation: &Allocation) -> bool {
         let state = self.draft.pass.state;
         let stack = self.stack.as_mut().expect("there is a stack when something is outdated");
@@ -309,10 +315,12 @@ impl<'a> Work<'a> {
         may
     }
 
-    /// Replaces up to `limit` of the instances of older versions, those that are not well first;
-    /// false when the plan is full. One that is well and finds no room does not hold up the others:
-    /// it goes on, and each makes room on its own node. One that is not is down already: it uses up
-    /// the step for those that are.
+    /// Replaces up to `limit` instances of older versions, unhealthy ones first. Returns `false` if
+    /// the plan is full.
+    ///
+    /// If the successor of a healthy instance finds no room, the old one keeps running and the next
+    /// is tried: each may make room on its own node. An unhealthy instance is down already. If its
+    /// successor finds no room, it uses up a part of `limit` for the healthy ones.
     fn replace(
         &mut self,
         number: usize,
@@ -333,8 +341,9 @@ impl<'a> Work<'a> {
             if used >= limit || failures.len() == REPLACEMENT_FAILURES_MAX {
                 break;
             }
-            // A promoted canary may have its name already, also one of an older version that goes
-            // on for now; one beyond the count was left when others ended that were not well.
+            // The old name may be unusable for the successor. A promoted canary or another instance
+            // of an older version may have it. Or it is beyond the count, and was kept because
+            // unhealthy instances with lower names were stopped instead.
             let old_name = allocation.name_index;
             let others = live_names
                 .get(&old_name)
@@ -373,8 +382,9 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Places one instance, with the stop of its predecessor if there is a `reason` for one; false
-    /// when the plan is full.
+    /// Places one instance. With a `reason`, its predecessor is stopped in the same plan. If there
+    /// is no room, the stand-ins of the wish are tried in turn. Returns `false` if the plan is
+    /// full.
     fn place(
         &mut self,
         number: usize,
@@ -395,7 +405,8 @@ impl<'a> Work<'a> {
             }
             self.failed.insert(in_stack);
         }
-        // Something of a newer version has come back: that one stands in.
+        // An older version stands in only if no newer stand-in was placed in this pass: the next
+        // pass would choose the newest.
         let stands_in = |version: u64| !self.has_placed(number, version.saturating_add(1));
         if let Some((version, rest)) = wish.stand_ins.split_first()
             && stands_in(*version)
@@ -412,8 +423,8 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Whether an instance of a group was placed in an older version that is not older than this
-    /// one.
+    /// Whether this pass has placed an instance of the group in the version `least` or in a newer
+    /// one that is older than the current version.
     fn has_placed(&self, number: usize, least: u64) -> bool {
         self.older.iter().any(|(of, version)| {
             let in_stack = self.number_in_stack(number, Some(*version));
@@ -421,8 +432,7 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// The group of the stack that is asked for a group of the job, in an older version of it if
-    /// there is one.
+    /// The number in the stack of a group of the job, in an older version if `version` names one.
     fn number_in_stack(&self, number: usize, version: Option<u64>) -> usize {
         let is_it = |version| self.older.iter().position(|one| *one == (number, version));
         let extra = version.and_then(is_it);
@@ -473,7 +483,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Makes evaluations for failed allocations that are to be replaced later.
+    /// Creates the evaluations that will reschedule failed allocations later.
     fn follow_up(&mut self, changes: &[Changes<'_>]) {
         let later = changes
             .iter()
@@ -496,8 +506,9 @@ impl<'a> Work<'a> {
     }
 }
 
-/// How many destructive updates this pass may do: `max_parallel` less what is not healthy yet, less
-/// what this pass places besides; none while the deployment holds them back.
+/// How many destructive updates this pass may do in the group: `max_parallel`, less the unhealthy
+/// instances and the other placements of this pass. 0 while the deployment holds back the new
+/// version or an instance of it is unhealthy.
 fn update_limit(rollout: &Rollout<'_>, group: &TaskGroup, own: &Changes<'_>) -> usize {
     let Some(update) = rollout.strategy(group) else { return usize::MAX };
     if own.is_held || own.is_stuck {
@@ -507,7 +518,7 @@ fn update_limit(rollout: &Rollout<'_>, group: &TaskGroup, own: &Changes<'_>) -> 
     (update.max_parallel as usize).saturating_sub(busy)
 }
 
-/// Descriptions, shared among the stops of a plan.
+/// Descriptions of stops. Each text is made once and shared among the stops of a plan.
 #[derive(Default)]
 pub(crate) struct Texts(Vec<(Reason, Text)>);
 

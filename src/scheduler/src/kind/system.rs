@@ -1,10 +1,12 @@
 //! Schedules system and sysbatch jobs: one instance of each group on every node that may run it.
 //!
-//! Each node is its own question: an instance is never moved to another node, and a node without
-//! room gets a blocked evaluation of its own. A change of a system job is rolled out by a
-//! deployment ([`crate::rollout`]). Its canaries are a share of the nodes, and take the place of
-//! the instances there: two do not fit on a node that one is made for. Those of a deployment that
-//! has failed give it back.
+//! Each node is decided alone. An instance never moves to another node, and a node without room
+//! gets its own blocked evaluation.
+//!
+//! A deployment rolls out a change of a system job (`reconcile/rollout.rs`, `steps.rs`). Its
+//! canaries are a percentage of the nodes. A canary replaces the instance on its node, because a
+//! node is sized for one instance, not two. If the deployment fails, the last stable version
+//! replaces the canaries again.
 
 mod steps;
 
@@ -30,7 +32,7 @@ use crate::{
     reconcile::update::Differences,
 };
 
-/// Brings each node to one instance per group.
+/// Plans the changes that bring each node to one instance of each group.
 pub(crate) fn schedule<'a>(
     mut draft: Draft<'a>,
     spec: &'a JobSpec,
@@ -73,35 +75,36 @@ pub(crate) fn schedule<'a>(
     evaluate::finish_per_node(work.draft, &exhausted)
 }
 
-/// How the instances of a group stand after what ends anyway was stopped.
+/// The instances of a group, sorted by what is to happen to them. The stops that depend on nothing
+/// else have been recorded already.
 #[derive(Default)]
 struct Standing<'a> {
-    /// To be replaced by the new version.
+    /// Instances that the new version is to replace.
     updates: Vec<&'a Allocation>,
-    /// Canaries of a deployment that has failed: the last stable version takes their place.
+    /// Canaries of a failed deployment. The last stable version replaces them.
     given_up: Vec<&'a Allocation>,
-    /// Instances of older versions that have not run for long enough to be called healthy.
+    /// Instances of older versions that have not run for the group's minimum healthy time yet.
     starting: u32,
-    /// Live instances of the deployment.
+    /// Live instances that belong to the deployment.
     members: u32,
-    /// Canaries among them.
+    /// Canaries among `members`.
     canaries: u32,
-    /// Live instances of the deployment, or that this pass moves to it, that are not healthy yet,
-    /// or not any more.
+    /// Instances that belong to the deployment, or are updated in place by this pass, and are not
+    /// healthy.
     unhealthy: u32,
-    /// One of them was said to be unhealthy: nothing else is replaced.
+    /// The agent has reported a member as unhealthy. Nothing else is replaced then.
     is_stuck: bool,
-    /// Instances that took the new version as they run.
+    /// Instances that this pass updates in place.
     in_place: u32,
-    /// An instance of the current version is or was there.
+    /// The current version has or had an instance.
     has_run: bool,
-    /// Nodes on which the group is there or has finished.
+    /// Nodes that need no new instance: the group runs there or has finished there.
     settled: BTreeSet<NodeId>,
-    /// The last that ended on a node.
+    /// By node, the newest allocation that ended there.
     previous: BTreeMap<NodeId, &'a Allocation>,
 }
 
-/// What becomes of a live allocation.
+/// What happens to a live allocation.
 enum Fate {
     Keep,
     Stop(Reason),
@@ -116,18 +119,18 @@ struct Work<'a> {
     version: VersionId,
     kind: JobKind,
     rollout: Rollout<'a>,
-    /// The last stable version of the job.
+    /// The last stable version of the job, if that has the same kind.
     stable: Option<Arc<JobVersion>>,
     older: Older,
     stack: Stack<'a>,
-    /// Nodes without room for a group.
+    /// Nodes without room for an instance of some group.
     exhausted: BTreeSet<NodeId>,
     texts: Texts,
 }
 
 impl<'a> Work<'a> {
-    /// Everything that ends is stopped before anything is placed, so that it makes room for other
-    /// groups too.
+    /// Plans all groups. All stops are recorded before anything is placed, so that a stop in one
+    /// group makes room for another group too.
     fn all_groups(&mut self, mut by_group: BTreeMap<&str, Vec<&'a Allocation>>) {
         let groups = &self.spec.groups;
         let own: Vec<_> =
@@ -157,8 +160,8 @@ impl<'a> Work<'a> {
         self.set_goals(&standings, &steps);
     }
 
-    /// Stops and updates in place what can be decided of each allocation alone; none when the plan
-    /// is full.
+    /// Records the stops and in-place updates that follow from an allocation alone, and sorts the
+    /// rest. `None`: the plan is full.
     fn look_at(
         &mut self,
         number: usize,
@@ -191,8 +194,8 @@ impl<'a> Work<'a> {
                     if !self.stop(allocation, reason) {
                         return None;
                     }
-                    // Replaced only where the job still wants it: a migrating one on a node in
-                    // service.
+                    // `Reason::Ended` leaves the node without an instance until the job changes.
+                    // After another stop, `fill` places a successor if the node may still get one.
                     if reason == Reason::Ended {
                         standing.settled.insert(node);
                     } else {
@@ -219,8 +222,8 @@ impl<'a> Work<'a> {
                 }
             }
         }
-        // First what is not well, so that what is goes on for as long as it may; and what is left
-        // of the canaries of another deployment before the others.
+        // Unhealthy instances are replaced first, so that healthy ones serve for as long as
+        // possible. Within each half, canaries left from another deployment come first.
         standing.updates.sort_by_cached_key(|allocation| {
             let is_well = self.rollout.is_well(&self.draft.pass, group, allocation);
             (is_well, !allocation.is_canary(), allocation.id)
@@ -232,13 +235,14 @@ impl<'a> Work<'a> {
         VersionId::of(allocation) == self.version
     }
 
-    /// What was there last is of an older version.
+    /// Whether the previous allocation on the node ran an older version.
     fn is_outdated(&self, previous: Option<&Allocation>) -> bool {
         previous.is_some_and(|row| self.version.is_other_of_same_job(row))
     }
 
-    /// A sysbatch instance that ended by itself, or by a drain or a user, is done until the job
-    /// changes; one of a system job if that user said so.
+    /// Whether the node needs no new instance although this one has ended. A sysbatch instance that
+    /// ended by itself, or was ended by a drain or a user, is done until the job changes. A system
+    /// instance is done only if a user ended it and asked for no replacement.
     fn has_finished(&self, allocation: &Allocation) -> bool {
         let runs_once = self.kind == JobKind::Sysbatch;
         let has_ended = !allocation.is_server_terminal()
@@ -259,7 +263,8 @@ impl<'a> Work<'a> {
         if changes::is_lost(&self.draft.pass, allocation) {
             return Fate::Stop(Reason::Lost);
         }
-        // One that is not per node is left of a job of another kind that had this id.
+        // An allocation that is not per node belongs to an earlier job with this id, of another
+        // kind.
         if group.count == 0 || !allocation.per_node {
             return Fate::Stop(Reason::NotNeeded);
         }
@@ -290,7 +295,8 @@ impl<'a> Work<'a> {
         {
             return Fate::InPlace;
         }
-        // A node out of service cannot take the new version; the old one goes on until it can.
+        // A node that is not schedulable cannot take the new version. The old one runs on until the
+        // node can.
         if node.is_schedulable() { Fate::Replace } else { Fate::Keep }
     }
 
@@ -307,8 +313,8 @@ impl<'a> Work<'a> {
         done
     }
 
-    /// Replaces instances of older versions; false when the plan is full. A node that cannot take
-    /// the new version does not hold up the others.
+    /// Replaces instances of older versions, up to the limit of the step. Returns `false` if the
+    /// plan is full. A node that cannot take the new version does not hold up the other nodes.
     fn update(
         &mut self,
         number: usize,
@@ -343,8 +349,10 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Instances that have failed and in whose places [`Self::fill`] puts the new version: also
-    /// older ones while the step is open. One that finds no room holds up nothing.
+    /// How many failed instances [`Self::fill`] is about to replace by the current version. They
+    /// count against `max_parallel`. While the step is open, failed instances of older versions
+    /// count too. An instance that finds no room does not count, so that it does not hold up the
+    /// rollout.
     fn failing(&mut self, number: usize, standing: &Standing<'_>, step: &Step) -> u32 {
         let mut failing = 0;
         for (node, last) in &standing.previous {
@@ -361,7 +369,7 @@ impl<'a> Work<'a> {
         failing
     }
 
-    /// Places an instance on every candidate that has none.
+    /// Places an instance on every candidate without one. Returns `false` if the plan is full.
     fn fill(
         &mut self,
         number: usize,
@@ -377,13 +385,14 @@ impl<'a> Work<'a> {
             let previous = standing.previous.get(&node).copied();
             let mut seat = Seat { number, position, version: None, canary: false };
             if !step.is_open {
-                // Where the current version may not run an older one is stopped: it must not come
-                // back.
+                // An older version was stopped on the nodes where the current one may not run. It
+                // must not be placed there again.
                 if !self.stack.may_run_on(number, self.stack.node(position)) {
                     continue;
                 }
-                // A canary that found no room where something runs goes where nothing does, before
-                // an older version: else the rollout might never begin.
+                // A canary may have found no room on the nodes with an instance. Then it is placed
+                // on a node without one, before an older version takes that: otherwise the rollout
+                // might never begin.
                 if self.is_outdated(previous) && self.wants_canary(standing, step) {
                     if !self.draft.has_room() {
                         return false;
@@ -403,7 +412,7 @@ impl<'a> Work<'a> {
             }
             if self.place(group, seat, previous).is_ok() {
                 step.filled += 1;
-                // One of an older version is to be replaced once more.
+                // An instance of an older version is one that a later pass still has to replace.
                 let count = if seat.version.is_none() { &mut step.placed } else { &mut step.left };
                 *count += 1;
             }
@@ -411,7 +420,7 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Places an instance, unless something is in the way.
+    /// Places an instance on the seat's node. A node without room is noted in `exhausted`.
     fn place(
         &mut self,
         group: &TaskGroup,
@@ -443,14 +452,14 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Where an instance is to be, and as what.
+/// Which group to place on which node, and as what.
 #[derive(Clone, Copy)]
 struct Seat {
-    /// Of the group.
+    /// Index of the group in the spec.
     number: usize,
-    /// Of the node in the stack.
+    /// Position of the node in the stack.
     position: usize,
-    /// None: the job's current one.
+    /// `None`: the job's current version.
     version: Option<u64>,
     canary: bool,
 }

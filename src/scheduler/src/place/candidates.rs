@@ -1,9 +1,9 @@
-//! The nodes that may get new work in this pass, and what this pass has already given to and taken
-//! from them.
+//! The nodes that may get new work in this pass, and what this pass has placed on them and stopped
+//! there.
 //!
-//! Usage comes from the state's per-node sums, loaded when a node is first looked at: a pass that
-//! places one instance on a large cluster touches a handful of nodes. Must never sum over
-//! allocations.
+//! Usage comes from the state's sums by node. They are loaded when a node is first looked at,
+//! because a pass that places one instance on a large cluster looks at a few nodes only. Must never
+//! sum over allocations.
 
 use std::{
     cmp::Reverse,
@@ -20,7 +20,7 @@ use fsm::{
 
 use crate::{pass::Pass, place::shuffle::Ring};
 
-/// Pools and sets of datacenters remembered at a time.
+/// How many pairs of a pool and a set of datacenters are remembered.
 const MEMORY_MAX: usize = 32;
 
 /// What one instance of a group asks of a node.
@@ -46,38 +46,40 @@ impl Ask {
     }
 }
 
-/// What is used of a node, this pass included.
+/// What is used of a node, with the changes of this pass.
 struct Seat {
     available: Resources,
     used: Resources,
     allocations: u32,
     usage: Arc<NodeUsage>,
-    /// Allocations of the state that this pass stops.
+    /// Allocations in the snapshot that this pass stops.
     released: Vec<AllocationId>,
-    /// Static ports given by this pass.
+    /// Static ports of this pass's placements.
     static_ports: Vec<u16>,
-    /// Dynamic ports promised by this pass.
+    /// How many dynamic ports this pass's placements need. The leader's plan applier picks the
+    /// numbers.
     dynamic_ports: u32,
 }
 
-/// Schedulable nodes of a pool and datacenters.
+/// The schedulable nodes in a pool and a set of datacenters.
 struct Found {
-    /// By id.
+    /// Sorted by id.
     nodes: Vec<Arc<Node>>,
     /// Nodes of the pool, schedulable or not.
     in_pool: u32,
-    /// Nodes of the pool and the datacenters whose machine is short of something.
+    /// Nodes of the pool and the datacenters that get no work because their machine reports a
+    /// shortage, for example of disk.
     short: u32,
-    /// `nodes` by datacenter.
+    /// How many of `nodes` each datacenter has.
     available: BTreeMap<Text, u32>,
 }
 
-/// What a pass may take over from the one before: the nodes that suit a pool and datacenters, as
-/// long as no node changes.
+/// A cache of node lists that passes share: the schedulable nodes of a pool and a set of
+/// datacenters. It is valid while no node changes, which the digest of the nodes table tells.
 ///
-/// A memo, not state: with or without it a pass gives the same plan. A worker keeps one; looking
-/// through all nodes is most of the cost of a pass that places one instance on a large cluster. The
-/// nodes table is recognised by its digest.
+/// A cache, not state: a pass gives the same plan with and without it. Each worker keeps one,
+/// because filtering all nodes is most of the cost of a pass that places one instance on a large
+/// cluster.
 #[derive(Default)]
 pub struct Memory {
     nodes: Option<(Digest, usize)>,
@@ -140,9 +142,9 @@ impl Found {
     }
 }
 
-/// The order of an instance pool's nodes: those that run more first, then those that were busy
-/// last, then the cheaper ones, then by id. Of nodes that score alike the first gets the work, so
-/// that the others idle and go.
+/// The order in which the nodes of an instance pool are tried: first those with more allocations,
+/// then those that were busy more recently, then the cheaper ones, then by id. Of nodes with equal
+/// scores the first gets the work. So the others become idle and can be removed.
 fn fullest_first(state: &State, nodes: &[Arc<Node>]) -> Vec<u32> {
     let rank = |position: &u32| {
         let node = &nodes[*position as usize];
@@ -155,27 +157,30 @@ fn fullest_first(state: &State, nodes: &[Arc<Node>]) -> Vec<u32> {
     order
 }
 
-/// The nodes that may get new work in a pass, by id, and what the pass has done to them.
+/// The nodes that may get new work in a pass, sorted by id, and what the pass has changed on them.
+/// A position is an index into them.
 pub(crate) struct Candidates<'a> {
     state: &'a State,
     nodes: &'a [Arc<Node>],
-    /// By position: 0 for a node that was not looked at, else one more than its seat's number.
+    /// By position: 0 for a node that was not looked at yet, otherwise 1 + its index in `seats`.
     seat_of: Vec<u32>,
     seats: Vec<Seat>,
-    /// By position: how often this pass has changed what is used there.
+    /// By position: how often this pass has changed the usage.
     changes: Vec<u32>,
     ring: Ring,
     /// Nodes of the pool, schedulable or not.
     pub(crate) nodes_in_pool: u32,
-    /// Nodes that would be looked at if their machine were not short of something.
+    /// Nodes that are no candidates only because their machine reports a shortage.
     pub(crate) nodes_short: u32,
-    /// Candidates by datacenter.
+    /// How many candidates each datacenter has.
     pub(crate) nodes_available: &'a BTreeMap<Text, u32>,
 }
 
-/// What the order of the nodes comes from. Evaluations differ in it, so that workers seldom plan
-/// for the same nodes at once. That of a registration comes from the job's version alone: `job
-/// plan`, whose evaluation nobody will run, sees the order that `job run` then sees.
+/// The seed of the order in which nodes are tried.
+///
+/// It differs between evaluations, so that workers seldom plan for the same nodes at once. The seed
+/// of a registration depends only on the job, its version and the attempt. So `job plan`, whose
+/// evaluation is never run, predicts with the order that `job run` then has.
 fn order_seed(pass: &Pass<'_>) -> u64 {
     let evaluation = pass.evaluation;
     let mut seed = [0; 8];
@@ -224,12 +229,12 @@ impl<'a> Candidates<'a> {
         &self.nodes[position]
     }
 
-    /// Changes whenever the answer of [`Self::fit`] may change.
+    /// A counter that changes whenever the answer of [`Self::fit`] may change.
     pub(crate) fn changes(&self, position: usize) -> u32 {
         self.changes[position]
     }
 
-    /// A look for a node begins.
+    /// Begins the search for the node of one instance.
     pub(crate) fn begin(&mut self) {
         self.ring.begin();
     }
@@ -264,7 +269,7 @@ impl<'a> Candidates<'a> {
         &mut self.seats[number as usize]
     }
 
-    /// What is used there, and of how much.
+    /// The resources used on the node, and those it has.
     pub(crate) fn load(&mut self, position: usize) -> (Resources, Resources) {
         let seat = self.seat(position);
         (seat.used, seat.available)
@@ -276,7 +281,8 @@ impl<'a> Candidates<'a> {
         number > 0 && self.seats[number - 1].released.contains(&id)
     }
 
-    /// What would be used, and of how much, with one more instance; or what there is too little of.
+    /// The resources used with one more instance, and those the node has. The error is the
+    /// dimension that is too small.
     pub(crate) fn fit(
         &mut self,
         position: usize,
@@ -301,7 +307,7 @@ impl<'a> Candidates<'a> {
         Ok((used, seat.available))
     }
 
-    /// Gives the node one more instance, which [`Self::fit`] allowed.
+    /// Records one more instance on the node. [`Self::fit`] has allowed it.
     pub(crate) fn take(&mut self, position: usize, ask: &Ask) {
         self.changes[position] += 1;
         let seat = self.seat(position);
@@ -350,8 +356,8 @@ impl Seat {
         })
     }
 
-    /// Ports of stopped allocations are not counted as free: dynamic ones are given again only
-    /// after their holder has ended.
+    /// Whether enough dynamic ports are free. A port of a stopping allocation is not free: it is
+    /// given again only after the allocation has ended.
     fn has_dynamic_ports(&self, node: &Node, ask: &Ask) -> bool {
         let resources = &node.description.resources;
         let (low, high) = (resources.dynamic_port_min, resources.dynamic_port_max);
@@ -366,8 +372,8 @@ impl Seat {
         if reserved + given + self.usage.ports.len() as u64 <= range {
             return true;
         }
-        // Close to the limit each port counts once: a static one may be both asked for and still
-        // held by what it replaces.
+        // The sum above may count a port twice: a static port may be asked for and still be held by
+        // the predecessor. Close to the limit each port is counted exactly once.
         let held = self
             .usage
             .ports
@@ -394,8 +400,8 @@ pub(crate) fn matches_datacenter(spec: &JobSpec, datacenter: &str) -> bool {
     spec.datacenters.iter().any(|pattern| glob(pattern.as_bytes(), datacenter.as_bytes()))
 }
 
-/// Whether what runs on the node still fits, so that an instance may go on there under a new
-/// version of its job.
+/// Whether the node still has room for what runs on it. Only then may an instance there be updated
+/// in place.
 pub(crate) fn holds_what_it_runs(state: &State, node: &Node) -> bool {
     let usage = state.usage(node.id);
     let resources = &node.description.resources;

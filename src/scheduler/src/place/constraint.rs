@@ -1,7 +1,8 @@
-//! Constraints, compiled once per pass: targets that are read from a node, and operands that
-//! compare them.
+//! Constraints, compiled once per pass. A constraint has two targets, which are read from a node or
+//! literal, and an operand that compares them.
 //!
-//! An operand or target that is not understood is never met: a typo must not place anything.
+//! A constraint with an unknown operand or target is never met: a typo must not place an instance
+//! on a wrong node.
 
 use std::{borrow::Cow, cell::RefCell, cmp::Ordering, collections::BTreeMap};
 
@@ -9,11 +10,11 @@ use fsm::{Node, Text, job::Constraint};
 
 use crate::{place::pattern, place::pattern::Budget, place::version::Requirement};
 
-/// What `${…}` may name of a node, besides `attr.NAME` and `meta.NAME`.
+/// The names that `${…}` may use for a property of a node, besides `attr.NAME` and `meta.NAME`.
 pub const NODE_TARGETS: [&str; 5] =
     ["node.unique.id", "node.unique.name", "node.datacenter", "node.class", "node.pool"];
 
-/// Longest text of a constraint in a reason, bytes.
+/// Longest text of a constraint in a metrics reason, bytes.
 const TEXT_BYTES_MAX: usize = 256;
 
 /// Where a value comes from.
@@ -27,7 +28,7 @@ pub(crate) enum Target {
     Pool,
     Attribute(Text),
     Meta(Text),
-    /// `${…}` of an unknown kind.
+    /// `${…}` with an unknown name. It has no value on any node.
     Unknown,
 }
 
@@ -47,7 +48,8 @@ impl Target {
             "node.class" => Self::Class,
             "node.pool" => Self::Pool,
             _ => match name.split_once('.') {
-                // `${meta.a}-${meta.b}` is no target.
+                // A text such as `${meta.a}-${meta.b}` also begins with `${` and ends with `}`, but
+                // is not a target.
                 _ if name.contains('}') => Self::Unknown,
                 Some(("attr", key)) if !key.is_empty() => Self::Attribute(key.into()),
                 Some(("meta", key)) if !key.is_empty() => Self::Meta(key.into()),
@@ -73,7 +75,7 @@ impl Target {
         Some(Cow::Borrowed(text))
     }
 
-    /// Whether nodes of one class may differ in it.
+    /// Whether two nodes of one computed class may have different values of it.
     fn is_unique(&self) -> bool {
         match self {
             Self::NodeId | Self::NodeName => true,
@@ -126,27 +128,29 @@ impl Operand {
     }
 }
 
-/// A requirement that concerns the other allocations of a job, not the node alone.
+/// A constraint on where the other allocations of the job run, not on the node alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Distinct {
     /// At most one allocation per node.
     Hosts,
-    /// Switched off with `false`.
+    /// `distinct_hosts` that is switched off with `false`.
     Off,
     /// At most `max` allocations per value of `target`.
     Property { target: Target, max: u32 },
 }
 
-/// A right side that is compiled once per value.
+/// The right side of a constraint whose operand needs compilation. Each distinct text is compiled
+/// once.
 enum Pattern {
     Regex(pattern::Pattern),
     Version(Requirement),
-    /// Does not compile: never matches.
+    /// The text does not compile, or the budget is spent. It never matches.
     Broken,
 }
 
 impl Pattern {
-    /// The pattern of an operand that has one, or why the text is none.
+    /// Compiles the right side of an operand. `None`: the operand has no pattern. The error says
+    /// what is wrong with the text.
     fn compile(operand: Operand, text: &str) -> Result<Option<Self>, String> {
         let pattern = match operand {
             Operand::Regexp => Self::Regex(pattern::Pattern::compile(text)?),
@@ -169,7 +173,7 @@ impl Pattern {
         Ok(Some(pattern))
     }
 
-    /// Charges for a pattern that was compiled for a pass.
+    /// Charges the budget for the compilation of the pattern.
     fn charge(self, budget: &Budget) -> Self {
         match self {
             Self::Regex(regex) => regex.charge(budget).map_or(Self::Broken, Self::Regex),
@@ -177,7 +181,7 @@ impl Pattern {
         }
     }
 
-    /// Where the budget is used up nothing matches.
+    /// Whether `text` matches; `false` if the budget is spent.
     fn matches(&self, text: &str, budget: &Budget) -> bool {
         match self {
             Self::Regex(regex) => regex.is_match(text, budget).unwrap_or(false),
@@ -187,13 +191,13 @@ impl Pattern {
     }
 }
 
-/// Whether `text` is `${…}` of something that nodes have. False also of a literal.
+/// Whether `text` is a `${…}` target that nodes can have. `false` for a literal.
 pub fn is_target(text: &str) -> bool {
     !matches!(Target::parse(&text.into()), Target::Unknown | Target::Literal(_))
 }
 
-/// Why `right` cannot be the pattern of `operand`, be it a regular expression or a condition on
-/// versions.
+/// Why `right` is not a valid regular expression or version condition for `operand`. `None` if it
+/// is valid, or if the operand takes any text.
 pub fn pattern_problem(operand: &str, right: &str) -> Option<String> {
     Pattern::compile(Operand::parse(operand), right).err()
 }
@@ -203,9 +207,10 @@ pub(crate) struct Condition {
     left: Target,
     operand: Operand,
     right: Target,
-    /// By right side; more than one entry only when the right side is read from nodes.
+    /// Compiled patterns by right side. There is more than one only if the right side is read from
+    /// nodes.
     patterns: RefCell<BTreeMap<String, Pattern>>,
-    /// As users wrote it, cut at [`TEXT_BYTES_MAX`].
+    /// The constraint as users wrote it, cut at [`TEXT_BYTES_MAX`].
     text: Text,
 }
 
@@ -220,7 +225,7 @@ impl Condition {
         }
     }
 
-    /// The requirement on other allocations, if it is one.
+    /// The `distinct_hosts` or `distinct_property` requirement. `None` for any other operand.
     pub(crate) fn distinct(constraint: &Constraint) -> Option<Distinct> {
         match Operand::parse(&constraint.operand) {
             Operand::DistinctHosts if &*constraint.right == "false" => Some(Distinct::Off),
@@ -250,7 +255,7 @@ impl Condition {
         }
     }
 
-    /// Why it is not met.
+    /// The reason in metrics when it is not met.
     pub(crate) fn reason(&self, budget: &Budget) -> Text {
         if self.operand == Operand::Regexp && budget.is_spent() {
             return format!("{}: {}", self.text, pattern::Spent).into();
@@ -258,20 +263,20 @@ impl Condition {
         self.text.clone()
     }
 
-    /// Whether nodes of one class may differ in the answer.
+    /// Whether the answer may differ between two nodes of one computed class.
     pub(crate) fn is_unique(&self) -> bool {
         self.left.is_unique() || self.right.is_unique()
     }
 
-    /// Nothing that matches a pattern is met once the budget is used up.
+    /// Whether `node` meets the constraint. A constraint with a pattern is never met once the
+    /// budget is spent.
     pub(crate) fn met_by(&self, node: &Node, budget: &Budget) -> bool {
         let left = self.left.read(node);
         let right = self.right.read(node);
         match self.operand {
             Operand::IsSet => left.is_some(),
             Operand::IsNotSet => left.is_none(),
-            // Something that is missing differs from everything, also from another missing thing's
-            // name.
+            // A missing value differs from every value. Two missing values are equal.
             Operand::NotEqual => left != right,
             Operand::Unknown | Operand::DistinctHosts | Operand::DistinctProperty => false,
             Operand::Equal
@@ -324,8 +329,8 @@ impl Condition {
     }
 }
 
-/// A constraint in words, as reasons name it: a constraint may have half a megabyte, and each
-/// evaluation that it leaves without nodes keeps it twice.
+/// The text of a constraint for reasons. It is cut, because a constraint may have half a megabyte,
+/// and each evaluation that fails for it stores the text twice.
 fn text_of(constraint: &Constraint) -> Text {
     let text = format!("{} {} {}", constraint.left, constraint.operand, constraint.right);
     let text = text.trim();
@@ -336,7 +341,7 @@ fn text_of(constraint: &Constraint) -> Text {
     format!("{}…", &text[..end]).into()
 }
 
-/// As integers, else as decimal numbers, else as text.
+/// Compares two values as integers; if that fails, as decimal numbers; if that fails too, as text.
 fn order(left: &str, right: &str) -> Option<Ordering> {
     if let (Ok(left), Ok(right)) = (left.parse::<i64>(), right.parse::<i64>()) {
         return Some(left.cmp(&right));

@@ -1,4 +1,5 @@
-//! Nodes that do not exist yet: would a group run there? The same checks as for nodes that do.
+//! Checks whether a group would run on a node that does not exist yet, with the same rules as for
+//! existing nodes. Used for instance pools.
 
 use fsm::{JobSpec, Node, NodeId, TaskGroup, Text, node::NodeDescription};
 
@@ -7,7 +8,7 @@ use crate::{
     place::feasible::{Feasibility, group_constraints},
 };
 
-/// What declared nodes are to one job.
+/// The checks of one job for nodes that do not exist yet.
 pub struct Declared<'a> {
     spec: &'a JobSpec,
     feasibility: Feasibility,
@@ -19,7 +20,8 @@ impl<'a> Declared<'a> {
         Self { spec, feasibility: Feasibility::new(spec, spec.groups.iter()) }
     }
 
-    /// Whether group number `group` may run on such a node, room aside; the reason if not.
+    /// Whether group number `group` may run on such a node, apart from room. The error is the
+    /// reason.
     pub fn check(&mut self, group: usize, node: NodeDescription) -> Result<(), Text> {
         if !node.matches(&self.spec.node_pool, &self.spec.datacenters) {
             return Err(format!("datacenter {}", node.datacenter).into());
@@ -28,8 +30,8 @@ impl<'a> Declared<'a> {
     }
 }
 
-/// Most instances of a group that one node takes, room aside: those with a static port or distinct
-/// hosts take a node each.
+/// How many instances of a group one node takes at most, apart from room. A group with a static
+/// port or `distinct_hosts` gets one per node.
 pub fn per_node_max(spec: &JobSpec, group: &TaskGroup) -> u32 {
     let has_static = |group: &TaskGroup| {
         group.network.iter().flat_map(|network| &network.ports).any(|port| port.value != 0)

@@ -1,8 +1,8 @@
-//! Feasibility: may a group run on a node, leaving room aside? Checked once per computed class
-//! where nodes of a class cannot differ.
+//! Feasibility: may a group run on a node, apart from room? If all nodes of a computed class must
+//! give the same answer, the class is checked once.
 //!
-//! Order: the job's constraints, the group's drivers, the group's and its tasks' constraints. The
-//! first that fails is the reason, and is told of every node of the class.
+//! The checks run in this order: the job's constraints, the group's drivers, the constraints of the
+//! group and its tasks. The first that fails is the reason, for every node of the class.
 
 use std::collections::BTreeMap;
 
@@ -17,21 +17,22 @@ enum Check {
     Driver(Text),
 }
 
-/// What is known of a class.
+/// What is known of a computed class.
 #[derive(Clone, PartialEq, Eq)]
 enum Known {
     Nothing,
     Eligible,
-    /// With the reason.
+    /// The text is the reason.
     Ineligible(Text),
 }
 
-/// Checks of the job or of one group.
+/// The checks of the job or of one group.
 struct Level {
     checks: Vec<Check>,
-    /// Nodes of one class may differ, so classes say nothing.
+    /// A check reads a property in which nodes of one class may differ. Then every node is checked
+    /// alone, and nothing is known of classes (Nomad's "escaped" constraints).
     escaped: bool,
-    /// By class number.
+    /// By class number, as [`Feasibility`] gives them out.
     memo: Vec<Known>,
 }
 
@@ -104,19 +105,20 @@ impl Level {
     }
 }
 
-/// What classes say about the groups that could not be placed.
+/// Which node classes suit the groups that could not be placed. A blocked evaluation keeps it, to
+/// know which nodes may unblock it.
 #[derive(Default)]
 pub(crate) struct ClassSummary {
     pub(crate) eligibility: BTreeMap<ClassId, bool>,
     pub(crate) escaped: bool,
 }
 
-/// The checks of a job, and what is known of each class.
+/// The checks of a job and its groups, and what is known of each class.
 pub(crate) struct Feasibility {
     job: Level,
     groups: Vec<Level>,
     classes: BTreeMap<ClassId, usize>,
-    /// For all patterns of the job.
+    /// Shared by all patterns of the job.
     budget: Budget,
 }
 
@@ -137,7 +139,7 @@ impl Feasibility {
         }
     }
 
-    /// Whether group number `group` may run on `node`; the reason if not.
+    /// Whether group number `group` may run on `node`. The error is the reason.
     pub(crate) fn check(&mut self, node: &Node, group: usize) -> Result<(), Text> {
         let next = self.classes.len();
         let class = *self.classes.entry(node.class).or_insert(next);
@@ -145,8 +147,8 @@ impl Feasibility {
         self.groups[group].check(node, class, &self.budget)
     }
 
-    /// What classes say about the groups that could not be placed. A class that is unknown to one
-    /// of them is left out, unless another would run there.
+    /// Which node classes suit the groups in `failed`. A class is eligible if one of them may run
+    /// there, and ineligible if none may. A class of which that is not known is left out.
     pub(crate) fn summary(&self, failed: &[usize]) -> ClassSummary {
         let escaped = self.job.escaped || failed.iter().any(|group| self.groups[*group].escaped);
         let mut eligibility = BTreeMap::new();

@@ -1,27 +1,29 @@
 //! The order in which idle nodes are offered to an allocation with an affinity key, before any
-//! score: nodes that ran the same key last, nodes that ran none, all others; each by id.
+//! scoring: first nodes that last ran the same key, then nodes that ran no key, then all others.
+//! Within each set the order is by id.
 //!
 //! ```text
 //!  idle, same key ─► idle, no key ─► idle and in service, any other key (bounded) ─► none: ranked
 //! ```
 //!
-//! Reads the state's index of idle nodes, so that a warm node is found without a scan. Must never
+//! Reads the state's index of idle nodes, so that it finds a warm node without a scan. Must never
 //! judge a node itself: the stack says whether a node may be taken.
 
 use std::ops::Bound;
 
 use fsm::{NodeId, Text, node::Occupancy};
 
-/// Idle nodes of other keys that one choice walks over before it leaves the choice to the scores.
+/// How many idle nodes of other keys one choice looks at. After that it leaves the choice to the
+/// scores.
 pub(crate) const OTHER_NODES_MAX: usize = 1_024;
 
-/// What the stack says about an idle node.
+/// The stack's answer about an idle node.
 pub(crate) enum Verdict {
-    /// Take it; its position.
+    /// Take it. The value is its position.
     Take(usize),
-    /// Not for this instance.
+    /// Unsuitable for this instance, but perhaps not for the next.
     NotNow,
-    /// Not in this pass.
+    /// Unsuitable for the rest of the pass.
     Never,
 }
 
@@ -62,7 +64,7 @@ impl<'a> IdleOrder<'a> {
     }
 }
 
-/// How far a set of nodes is used up.
+/// How far the walk over one set of nodes has come.
 #[derive(Default)]
 struct Walk {
     /// Invariant: no node up to this one can be taken in this pass any more.

@@ -1,4 +1,4 @@
-//! Where an instance goes: which nodes are feasible, what fits, and how they rank.
+//! Chooses the node of an instance: which nodes are feasible, which have room, and how they rank.
 
 pub(crate) mod candidates;
 pub(crate) mod constraint;

@@ -1,9 +1,9 @@
-//! Regular expressions with a price: what a match may cost is known before it is made.
+//! Regular expressions whose cost is limited: each match is charged to a [`Budget`] before it runs.
 //!
-//! The library's matching takes time linear in the text, but times the size of the program, and a
-//! pattern of 30 bytes may have a program of a megabyte: three lists with `a(?:[ab]{1000}){1}[^ab]`
-//! over texts of 300 KB took a server 23 s. So each match is charged bytes of text × bytes of
-//! program before it, and whoever asks for matches has a [`Budget`].
+//! The library matches in time proportional to bytes of text × bytes of compiled program. A pattern
+//! of 30 bytes may compile to a program of a megabyte. For example, three lists with
+//! `a(?:[ab]{1000}){1}[^ab]` over texts of 300 KB took a server 23 s. So the cost of a match is
+//! that product, and every caller that matches has a budget.
 
 use std::{
     cell::Cell,
@@ -17,21 +17,21 @@ use regex::Regex;
 
 use crate::place::regexp;
 
-/// What compiling a byte of program costs, in the same unit: taken for as long as 100 bytes of text
-/// on it, not measured.
+/// Cost of compiling one byte of program, in the unit of [`Budget`]. Assumed to take as long as
+/// matching 100 bytes of text; not measured.
 const COMPILE: u64 = 100;
 
-/// What matches may cost together, in bytes of text × bytes of program. From the 23 s above a unit
-/// takes some tenths of a nanosecond where the library has to follow all states of that pattern (an
-/// estimate, not measured), and far less with honest ones.
+/// How much a series of matches may still cost, in bytes of text × bytes of program. From the 23 s
+/// in the module docs, one unit takes some tenths of a nanosecond for that worst pattern (an
+/// estimate, not measured). Ordinary patterns take far less.
 #[derive(Debug)]
 pub struct Budget {
     left: Cell<u64>,
-    /// Set when nobody waits for the matches any more.
+    /// Set by the owner of the request when its client has gone. Matches are refused from then on.
     abandoned: Arc<AtomicBool>,
 }
 
-/// The budget is used up.
+/// The error of a match or compilation for which the budget is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "its regular expressions cost too much on texts this long: make them shorter, with smaller repetitions, or match fewer or shorter texts"
@@ -39,28 +39,29 @@ pub struct Budget {
 pub struct Spent;
 
 impl Budget {
-    /// Of a pass of the scheduler: about a second at worst, by that estimate. 20,000 nodes with
-    /// values of 40 bytes fit in with a pattern like `^node-[0-9]+$`.
+    /// For one scheduling pass: about 1 s in the worst case, by that estimate. It is enough to
+    /// match 20,000 nodes with values of 40 bytes against a pattern like `^node-[0-9]+$`.
     pub const OF_PASS: u64 = 3_000_000_000;
-    /// Of a request: likewise.
+    /// For one HTTP request: about 1 s in the worst case.
     pub const OF_REQUEST: u64 = 3_000_000_000;
 
-    /// So much is left.
+    /// A budget of `left` units.
     pub fn new(left: u64) -> Self {
         Self::until(left, Arc::default())
     }
 
-    /// So much is left, and nothing once the flag is set.
+    /// A budget of `left` units that becomes empty once the flag `abandoned` is set.
     pub fn until(left: u64, abandoned: Arc<AtomicBool>) -> Self {
         Self { left: Cell::new(left), abandoned }
     }
 
-    /// Whether something was refused for it.
+    /// Whether the budget has refused a charge.
     pub fn is_spent(&self) -> bool {
         self.left.get() == 0
     }
 
-    /// Takes a cost of it.
+    /// Subtracts `cost`. If too little is left, the budget becomes empty, so that every later
+    /// charge fails too.
     pub fn charge(&self, cost: u64) -> Result<(), Spent> {
         let is_wanted = !self.abandoned.load(Ordering::Relaxed);
         let left = self.left.get().checked_sub(cost).filter(|left| *left > 0 && is_wanted);
@@ -73,25 +74,25 @@ impl Budget {
 #[derive(Debug)]
 pub struct Pattern {
     regex: Regex,
-    /// Size of its program, rounded up to a power of two.
+    /// Size of the compiled program, rounded up to a power of two.
     bytes: u64,
 }
 
 impl Pattern {
-    /// The pattern of a text in the syntax of Go's `regexp`, or why there is none. At most a
-    /// megabyte of program.
+    /// Compiles a text in the syntax of Go's `regexp`. The error says what is wrong with it. A
+    /// program may have at most 1 MiB.
     pub fn compile(text: &str) -> Result<Self, String> {
         let (regex, bytes) = regexp::compile(text)?;
         Ok(Self { regex, bytes: bytes as u64 })
     }
 
-    /// Charges for the compilation, which has been made.
+    /// Charges for the compilation, which [`Self::compile`] has already done.
     pub fn charge(self, budget: &Budget) -> Result<Self, Spent> {
         budget.charge(self.bytes.saturating_mul(COMPILE))?;
         Ok(self)
     }
 
-    /// Whether it matches somewhere in a text.
+    /// Whether it matches anywhere in `text`.
     pub fn is_match(&self, text: &str, budget: &Budget) -> Result<bool, Spent> {
         let length = u64::try_from(text.len()).unwrap_or(u64::MAX).saturating_add(1);
         budget.charge(self.bytes.saturating_mul(length))?;

@@ -1,15 +1,20 @@
-//! Preemption: which allocations of jobs with a lower priority must go so that one instance fits on
-//! a node.
+//! Preemption: which allocations of jobs with a lower priority must be evicted so that one instance
+//! fits on a node.
 //!
 //! ```text
 //!  what may go ─► greedily: lowest priority, closest to what is missing ─► spare what is not needed
 //! ```
 //!
-//! The rules are Nomad's: a victim's priority is lower by at least
-//! [`fsm::limits::PREEMPTION_PRIORITY_DISTANCE`]; lower priorities go first; of one priority the
-//! allocation that comes closest to what is missing; a group of which `migrate.max_parallel` go
-//! already is left alone as long as others do. Whether an instance fits is asked of [`Candidates`]
-//! alone, so ports and the node's other bounds hold here as everywhere.
+//! The rules are Nomad's:
+//!
+//! - A victim's priority is lower by at least [`fsm::limits::PREEMPTION_PRIORITY_DISTANCE`].
+//! - Lower priorities go first. Within a priority, the allocation whose size comes closest to what
+//!   is missing goes first.
+//! - A group of which `migrate.max_parallel` allocations are evicted already gets a penalty, so
+//!   that others are preferred.
+//!
+//! [`Candidates`] alone says whether an instance fits, so ports and the other bounds of a node hold
+//! here as everywhere.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
@@ -23,14 +28,14 @@ use crate::{
     place::rank::real,
 };
 
-/// Added to the distance for each allocation above its group's `max_parallel` (Nomad's
+/// Added to the distance for each evicted allocation above its group's `max_parallel` (Nomad's
 /// `maxParallelPenalty`).
 const MAX_PARALLEL_PENALTY: f64 = 50.0;
-/// The curve of the preemption score (Nomad's).
+/// Slope and midpoint of the logistic curve of the preemption score (Nomad's constants).
 const SCORE_RATE: f64 = 0.0048;
 const SCORE_ORIGIN: f64 = 2048.0;
 
-/// For which job allocations are preempted, and how many of each group go already in this pass.
+/// The job that preempts, and how many allocations of each group this pass evicts already.
 pub(crate) struct Preemptor<'a> {
     state: &'a State,
     job: &'a JobKey,
@@ -38,7 +43,7 @@ pub(crate) struct Preemptor<'a> {
     gone: BTreeMap<(JobKey, Text), u32>,
 }
 
-/// An allocation that may go.
+/// An allocation that may be evicted.
 struct Victim<'a> {
     row: &'a Allocation,
     priority: u16,
@@ -51,8 +56,8 @@ impl<'a> Preemptor<'a> {
         Self { state, job, priority, gone: BTreeMap::new() }
     }
 
-    /// What must go so that `ask` fits there, or none if nothing helps. The candidates are left as
-    /// they were.
+    /// The allocations to evict so that `ask` fits on the node. `None` if no eviction helps.
+    /// `candidates` is unchanged afterwards.
     pub(crate) fn victims(
         &self,
         candidates: &mut Candidates<'_>,
@@ -94,7 +99,7 @@ impl<'a> Preemptor<'a> {
         fits.then(|| chosen.into_iter().map(|victim| victim.row).collect())
     }
 
-    /// The live allocations of a node that may go for this job.
+    /// The live allocations of a node that may be evicted for this job.
     fn preemptible(&self, candidates: &Candidates<'_>, position: usize) -> Vec<Victim<'a>> {
         let node: NodeId = candidates.node(position).id;
         let mut found = Vec::new();
@@ -110,15 +115,16 @@ impl<'a> Preemptor<'a> {
         found
     }
 
-    /// Counts allocations as gone: a placement of the pass needs their room.
+    /// Counts allocations as evicted, because a placement of the pass needs their room.
     pub(crate) fn take(&mut self, victims: &[&Allocation]) {
         for row in victims {
             *self.gone.entry((row.job.clone(), row.group.clone())).or_default() += 1;
         }
     }
 
-    /// How good it is to evict these, from 1 (nobody of weight) to 0: Nomad's logistic curve over
-    /// the highest priority and how much there is of it.
+    /// The preemption score of a set of victims, from 1 (their priorities do not matter) to 0. It
+    /// is Nomad's logistic curve over the highest priority plus the sum of priorities divided by
+    /// the highest.
     pub(crate) fn score(&self, victims: &[&Allocation]) -> f64 {
         let priority = |row: &&Allocation| {
             self.state.allocation_spec(row).map_or(0, |spec| u64::from(spec.priority))
@@ -150,8 +156,8 @@ fn compare(one: &Victim<'_>, other: &Victim<'_>, cost: &impl Fn(&Victim<'_>) -> 
     by_priority.then_with(by_cost).then_with(|| one.row.id.cmp(&other.row.id))
 }
 
-/// Lets those go on that the others make superfluous: those of high priority first, then the small
-/// ones, so that few are left.
+/// Removes the victims whose eviction turns out not to be needed. Victims of high priority are
+/// spared first, then small ones, so that few large victims of low priority remain.
 fn spare(
     candidates: &mut Candidates<'_>,
     position: usize,
@@ -172,7 +178,7 @@ fn spare(
     });
 }
 
-/// What the node lacks for an instance, by dimension.
+/// How much the node lacks for an instance, by dimension.
 struct Missing {
     cpu_mhz: u64,
     memory_mb: u64,
@@ -187,8 +193,9 @@ impl Missing {
         Self { cpu_mhz: missing.cpu_mhz, memory_mb: missing.memory_mb, disk_mb: missing.disk_mb }
     }
 
-    /// How far a victim is from just what is missing, with a penalty when too many of its group go.
-    /// A dimension of which nothing is missing does not count.
+    /// How far the victim's size is from what is missing, as a distance over the dimensions. A
+    /// dimension of which nothing is missing does not count. A group with too many evictions gets a
+    /// penalty.
     fn distance(&self, victim: &Victim<'_>, gone: &BTreeMap<(JobKey, Text), u32>) -> f64 {
         let own = victim.row.resources;
         let pairs = [

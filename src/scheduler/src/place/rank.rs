@@ -1,13 +1,14 @@
-//! Scores of a feasible node, each in about [-1, 1], and their mean. The formulas are Nomad's.
+//! The scores of a feasible node, each roughly in [-1, 1], and their mean. The formulas are
+//! Nomad's.
 
 use fsm::{Node, job::Affinity, resources::Resources, settings::Algorithm};
 
 use crate::{place::constraint::Condition, place::pattern::Budget};
 
-/// Highest raw value of the fitness formulas below.
+/// Highest raw value of the fitness formulas below (Nomad's `binPackingMaxFitScore`).
 const FITNESS_MAX: f64 = 18.0;
 
-/// What a score is made of, in the order in which it is shown.
+/// The components of a score, in the order in which they are shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Component {
     Fitness,
@@ -28,7 +29,7 @@ impl Component {
         Self::Preemption,
     ];
 
-    /// Nomad's name of it.
+    /// Nomad's name of the component, as its API shows it.
     const fn name(self) -> &'static str {
         match self {
             Self::Fitness => "binpack",
@@ -41,7 +42,7 @@ impl Component {
     }
 }
 
-/// The score of one node: components that apply to it.
+/// The score of one node. A component that does not apply to the node is absent.
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
 pub(crate) struct Score {
     parts: [Option<f64>; Component::ALL.len()],
@@ -52,7 +53,7 @@ impl Score {
         self.parts[component as usize] = Some(value);
     }
 
-    /// Mean of the components that apply.
+    /// The mean of the components that apply; 0 if there are none.
     pub(crate) fn mean(&self) -> f64 {
         let (sum, count) = self
             .parts
@@ -68,7 +69,7 @@ impl Score {
     }
 }
 
-/// How well `used` of `available` suits the algorithm: 1 is best.
+/// How well a node with `used` of `available` resources suits the algorithm, from 0 to 1 (best).
 pub(crate) fn fitness(algorithm: Algorithm, used: Resources, available: Resources) -> f64 {
     let free = |used: u64, total: u64| {
         if total == 0 { 0.0 } else { 1.0 - real(used) / real(total) }
@@ -83,16 +84,17 @@ pub(crate) fn fitness(algorithm: Algorithm, used: Resources, available: Resource
     raw.clamp(0.0, FITNESS_MAX) / FITNESS_MAX
 }
 
-/// The penalty for `collisions` instances of the same group on the node already.
+/// The penalty if `collisions` instances of the same group are on the node already. `count` is the
+/// group's count.
 pub(crate) fn anti_affinity(collisions: u32, count: u32) -> f64 {
     -(f64::from(collisions) + 1.0) / f64::from(count.max(1))
 }
 
-/// Affinities of a group, compiled.
+/// The compiled affinities of a group.
 pub(crate) struct Affinities {
     conditions: Vec<(Condition, f64)>,
     weight_sum: f64,
-    /// For all their patterns.
+    /// Shared by all patterns of the group's affinities.
     budget: Budget,
 }
 
@@ -109,8 +111,9 @@ impl Affinities {
         self.conditions.is_empty()
     }
 
-    /// Weight of the matching ones over the weight of all; 0 counts too, so that a mismatch does
-    /// not win over a weak match.
+    /// The weight of the matching affinities divided by the weight of all. A score of 0 is set too.
+    /// If it were left out, a node without a match could have a higher mean than a node with a weak
+    /// match.
     pub(crate) fn score(&self, node: &Node) -> f64 {
         if self.weight_sum <= 0.0 {
             return 0.0;
@@ -125,13 +128,13 @@ impl Affinities {
     }
 }
 
-/// A float for scoring.
+/// Converts to a float for scoring.
 #[expect(clippy::cast_precision_loss, reason = "scores do not need 64 bits of a node's memory")]
 pub(crate) fn real(value: u64) -> f64 {
     value as f64
 }
 
-/// A score as it is stored.
+/// A score in millionths, as it is stored.
 #[expect(clippy::cast_possible_truncation, reason = "clamped to the range of i32")]
 pub(crate) fn millionths(score: f64) -> i32 {
     (score * 1e6).round().clamp(f64::from(i32::MIN), f64::from(i32::MAX)) as i32

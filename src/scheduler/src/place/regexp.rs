@@ -1,10 +1,10 @@
-//! Regular expressions of constraints, in the syntax of Go's `regexp` (RE2), which job files are
-//! written for.
+//! Regular expressions of constraints, in the syntax of Go's `regexp` (RE2), because job files are
+//! written for that.
 //!
-//! The crate `regex` has the same power and nearly the same syntax. What it reads otherwise is
-//! written again for it: `\Q…\E`, octal escapes, a `{` that begins no repetition, `[` and `&&`
-//! inside a class, classes like `\d` (ASCII in Go). What Go refuses is refused: look-around, back
-//! references, `a**`, repetitions over 1,000, flags that Go lacks.
+//! The crate `regex` has the same power and nearly the same syntax. This module translates what the
+//! crate would read differently: `\Q…\E`, octal escapes, a `{` that begins no repetition, `[` and
+//! `&&` inside a class, and classes like `\d` (ASCII only in Go). It refuses what Go refuses:
+//! look-around, back references, `a**`, repetitions over 1,000, and flags that Go lacks.
 
 use std::{
     collections::BTreeSet,
@@ -13,9 +13,9 @@ use std::{
 
 use regex::{Regex, RegexBuilder};
 
-/// Size of the program of one expression, bytes.
+/// Largest compiled program of one expression, bytes.
 const BYTES_MAX: usize = 1 << 20;
-/// The smallest size that is told apart, bytes.
+/// Smallest program size that is measured, bytes. Smaller programs count as this.
 const BYTES_MIN: usize = 1 << 10;
 /// Highest number in a repetition (RE2's limit).
 const REPEAT_MAX: u32 = 1_000;
@@ -25,8 +25,8 @@ const CLASSES: [&str; 14] = [
     "space", "upper", "word", "xdigit",
 ];
 
-/// The compiled expression of a pattern in Go's syntax, with the size of its program in bytes
-/// rounded up to a power of two; or why there is none.
+/// Compiles a pattern in Go's syntax. Returns the expression and the size of its program in bytes,
+/// rounded up to a power of two. The error says what is wrong with the pattern.
 pub(crate) fn compile(pattern: &str) -> Result<(Regex, usize), String> {
     let mut reader = Reader {
         rest: pattern,
@@ -39,8 +39,9 @@ pub(crate) fn compile(pattern: &str) -> Result<(Regex, usize), String> {
     }
     let mut bytes = BYTES_MIN;
     loop {
-        // The library does not tell the size, only whether it is within a limit; it stops there, so
-        // all tries together take twice as long as the last.
+        // The library does not report the size, only whether it is within a limit. So the limit is
+        // doubled until it suffices. A try stops at its limit, so all tries together take about
+        // twice as long as the last.
         match RegexBuilder::new(&reader.out).size_limit(bytes).build() {
             Ok(regex) => return Ok((regex, bytes)),
             Err(regex::Error::CompiledTooBig(_)) if bytes < BYTES_MAX => bytes *= 2,
@@ -53,7 +54,7 @@ pub(crate) fn compile(pattern: &str) -> Result<(Regex, usize), String> {
     }
 }
 
-/// What a repetition would repeat.
+/// What stands before a repetition operator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Before {
     Nothing,
@@ -62,12 +63,12 @@ enum Before {
 }
 
 struct Reader<'p> {
-    /// What has not been read.
+    /// The part of the pattern that has not been read.
     rest: &'p str,
-    /// What was read, in the syntax of the crate.
+    /// The part that has been read, translated to the syntax of the crate.
     out: String,
     before: Before,
-    /// Names of groups.
+    /// Names of capture groups so far, to refuse duplicates.
     names: BTreeSet<&'p str>,
 }
 
@@ -133,7 +134,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// A repetition of what was before, and the `?` that makes it lazy.
+    /// Writes a repetition operator, and the `?` after it that makes it lazy.
     fn repetition(&mut self, text: &str) -> Result<(), String> {
         match self.before {
             Before::Nothing => Err(format!("missing argument to repetition operator: {text}")),
@@ -149,7 +150,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What follows `(`.
+    /// Reads what follows `(`.
     fn group(&mut self) -> Result<(), String> {
         self.before = Before::Nothing;
         if !self.skip("?") {
@@ -169,14 +170,14 @@ impl Reader<'_> {
                 return Err(format!("duplicate group name: \"{name}\""));
             }
             self.rest = rest;
-            // Nobody reads the group.
+            // The group becomes unnamed, because captures are never read.
             self.out.push('(');
             return Ok(());
         }
         self.flags()
     }
 
-    /// What follows `(?`: flags, and `)` or the rest of a group.
+    /// Reads what follows `(?`: flags, then `)` or `:`.
     fn flags(&mut self) -> Result<(), String> {
         let begin = self.rest;
         let mut is_negated = false;
@@ -198,7 +199,7 @@ impl Reader<'_> {
         Err(format!("invalid flags: (?{begin}"))
     }
 
-    /// What follows `\` outside of a class.
+    /// Reads what follows `\` outside a class.
     fn escape(&mut self) -> Result<(), String> {
         let begin = self.rest;
         let c = self.next().ok_or("trailing backslash at the end")?;
@@ -232,7 +233,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The character that follows `\`, in a class and outside.
+    /// Reads the escape after `\` that stands for one character, inside or outside a class.
     fn escaped_char(&mut self) -> Result<char, String> {
         let c = self.next().ok_or("trailing backslash at the end")?;
         let invalid = || format!(r"invalid escape sequence: \{c}");
@@ -281,7 +282,7 @@ impl Reader<'_> {
         char::from_u32(number).ok_or_else(invalid)
     }
 
-    /// What follows `\p` or `\P`: a letter, or a name in braces that `^` may negate.
+    /// Reads what follows `\p` or `\P`: a letter, or a name in braces that `^` may negate.
     fn unicode_class(&mut self, sign: char) -> Result<String, String> {
         let name = if self.skip("{") {
             let (name, rest) = self.rest.split_once('}').ok_or(r"missing } of a class \p{")?;
@@ -300,7 +301,7 @@ impl Reader<'_> {
         Ok(format!(r"\{sign}{{{name}}}"))
     }
 
-    /// What follows `[`.
+    /// Reads what follows `[`, up to its `]`.
     fn class(&mut self) -> Result<(), String> {
         let begin = self.rest;
         let missing = || format!("missing closing ]: [{begin}");
@@ -345,7 +346,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// `[:name:]`, where it begins one.
+    /// Reads `[:name:]`. Returns `false` if the rest does not begin with one.
     fn named_class(&mut self) -> Result<bool, String> {
         let inner = self.rest.strip_prefix("[:");
         let Some((name, rest)) = inner.and_then(|inner| inner.split_once(":]")) else {
@@ -365,7 +366,7 @@ impl Reader<'_> {
     }
 }
 
-/// A character that stands for itself, in a class and outside.
+/// Writes a character that stands for itself, inside or outside a class.
 fn push_char(out: &mut String, c: char) {
     if c.is_alphanumeric() {
         out.push(c);
@@ -374,7 +375,7 @@ fn push_char(out: &mut String, c: char) {
     }
 }
 
-/// What is in `\d` and its kind, and whether it is negated.
+/// The members of a class like `\d`, and whether the class is negated.
 fn perl_class(c: char) -> Option<(&'static str, bool)> {
     let class = match c.to_ascii_lowercase() {
         'd' => "0-9",
@@ -385,13 +386,14 @@ fn perl_class(c: char) -> Option<(&'static str, bool)> {
     Some((class, c.is_ascii_uppercase()))
 }
 
-/// The numbers of `n}`, `n,}` or `n,m}`, and what follows.
+/// The numbers of `n}`, `n,}` or `n,m}`, and the text after it. `None` if the text is no
+/// repetition.
 fn counts(text: &str) -> Option<(u32, Option<u32>, &str)> {
     let (inner, rest) = text.split_once('}')?;
     let number = |digits: &str| {
         let is_number = digits.bytes().all(|c| c.is_ascii_digit());
         let is_plain = digits.len() == 1 || !digits.starts_with('0');
-        // One that is too long is too high as well.
+        // A number that does not fit in 32 bits is above the limit in any case.
         (!digits.is_empty() && is_number && is_plain).then(|| digits.parse().unwrap_or(u32::MAX))
     };
     match inner.split_once(',') {

@@ -1,9 +1,9 @@
-//! The order in which nodes are looked at: a Fisher–Yates shuffle done only as far as it is read,
-//! resuming where the last placement stopped.
+//! The order in which nodes are tried: a Fisher–Yates shuffle. It is done only as far as the order
+//! is read. The next placement resumes where the last one stopped.
 //!
-//! Workers on the same snapshot with different evaluations see different orders, so their plans
-//! seldom collide; the same evaluation on the same snapshot always sees the same order. Must never
-//! take chance from anywhere but its seed.
+//! Workers with different evaluations get different orders, so their plans seldom collide. The same
+//! evaluation on the same snapshot always gets the same order. Must never take randomness from
+//! anything but the seed.
 
 use chance::Dice;
 
@@ -13,7 +13,7 @@ pub(crate) struct Ring {
     /// Invariant: `order[..shuffled]` is final.
     shuffled: usize,
     offset: usize,
-    /// Each look begins with the first.
+    /// Every search begins with the first position again.
     is_fixed: bool,
     chance: Dice,
 }
@@ -25,20 +25,20 @@ impl Ring {
         Self { order, shuffled: 0, offset: 0, is_fixed: false, chance: Dice::new(seed) }
     }
 
-    /// A ring in this order, which begins anew with each look.
+    /// A ring with a given order. Every search begins with its first position.
     pub(crate) fn fixed(order: Vec<u32>) -> Self {
         let shuffled = order.len();
         Self { order, shuffled, offset: 0, is_fixed: true, chance: Dice::new(0) }
     }
 
-    /// A look at the nodes begins.
+    /// Begins the search for the node of one instance.
     pub(crate) fn begin(&mut self) {
         if self.is_fixed {
             self.offset = 0;
         }
     }
 
-    /// The next position; after the last one comes the first again.
+    /// The next position. After the last one the first follows again.
     pub(crate) fn next(&mut self) -> Option<usize> {
         let length = self.order.len();
         if length == 0 {

@@ -1,7 +1,7 @@
-//! Counts of a job's instances by a node attribute, and the scores that spread them.
+//! Counts a job's instances by the value of a node attribute, and scores nodes to spread them.
 //!
-//! Values are numbered once per pass, and each candidate remembers its number, so that scoring a
-//! node costs no text comparison.
+//! Each value gets a number once per pass, and each candidate remembers the number of its value. So
+//! scoring a node compares no texts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,18 +12,18 @@ use crate::{place::constraint::Target, place::rank::real};
 const UNSEEN: u32 = u32::MAX;
 const MISSING: u32 = u32::MAX - 1;
 
-/// Stands for all values that no target of a spread lists (Nomad's implicit target).
+/// Stands for all values that no target of the spread names (Nomad's implicit target).
 const OTHERS: &str = "*";
 
-/// Instances by value of `target`.
+/// The number of instances for each value of `target`.
 pub(crate) struct ValueCounts {
     target: Target,
-    /// Values with a count of their own; the others share that of [`OTHERS`]. None: each has its
-    /// own.
+    /// The values that are counted one by one; all others share the count of [`OTHERS`]. `None`:
+    /// every value is counted by itself.
     listed: Option<BTreeSet<Text>>,
     numbers: BTreeMap<Text, u32>,
     counts: Vec<u32>,
-    /// Number of each candidate's value, by position.
+    /// The number of each candidate's value, by position; or [`UNSEEN`], or [`MISSING`].
     of_candidate: Vec<u32>,
 }
 
@@ -38,7 +38,7 @@ impl ValueCounts {
         }
     }
 
-    /// Counts together what is not `listed`.
+    /// Counts the values that are not in `listed` together.
     fn listing(self, listed: BTreeSet<Text>) -> Self {
         Self { listed: Some(listed), ..self }
     }
@@ -57,7 +57,7 @@ impl ValueCounts {
         Some(number)
     }
 
-    /// The number of a candidate's value.
+    /// The number of a candidate's value. `None`: the node has no value.
     pub(crate) fn number_of(&mut self, position: usize, node: &Node) -> Option<usize> {
         if self.of_candidate[position] == UNSEEN {
             self.of_candidate[position] = self.number(node).unwrap_or(MISSING);
@@ -68,7 +68,7 @@ impl ValueCounts {
         }
     }
 
-    /// The number of the value of a node that need not be a candidate.
+    /// The number of a node's value. The node need not be a candidate.
     pub(crate) fn number_on(&mut self, node: &Node) -> Option<usize> {
         self.number(node).map(|number| number as usize)
     }
@@ -91,19 +91,19 @@ impl ValueCounts {
         }
     }
 
-    /// Lowest and highest count among values in use.
+    /// The lowest and highest count among values with at least one instance.
     fn extremes(&self) -> Option<(u32, u32)> {
         let used = || self.counts.iter().copied().filter(|count| *count > 0);
         Some((used().min()?, used().max()?))
     }
 }
 
-/// How many instances are wanted on a value.
+/// How many instances a spread wants for a value.
 #[derive(Clone, Copy, Debug)]
 enum Wanted {
     /// Not looked up yet.
     Unseen,
-    /// No target names it, and none is left for others.
+    /// No target names the value, and the targets add up to 100 percent.
     None,
     Instances(f64),
 }
@@ -111,15 +111,16 @@ enum Wanted {
 /// One spread of a group.
 pub(crate) struct SpreadCounts {
     pub(crate) values: ValueCounts,
-    /// Share of this spread among the group's spreads.
+    /// This spread's share of the weight of all spreads of the group.
     weight: f64,
-    /// Wanted instances by value; empty asks for an even spread.
+    /// Wanted instances by value. Empty: the spread has no targets, so instances are spread evenly.
     wanted: BTreeMap<Text, f64>,
-    /// Wanted instances on all values without a target together, if a share is left for them.
+    /// Wanted instances of all values without a target together. `None`: the targets add up to 100
+    /// percent.
     wanted_other: Option<f64>,
     /// By value number.
     wanted_of: Vec<Wanted>,
-    /// Of the even spread, kept up to date between placements.
+    /// Lowest and highest count, for a spread without targets. [`Self::refresh`] keeps it current.
     extremes: Option<(u32, u32)>,
 }
 
@@ -146,14 +147,14 @@ impl SpreadCounts {
         }
     }
 
-    /// Call after counts changed, before scoring.
+    /// Must be called after a change of counts and before scoring.
     pub(crate) fn refresh(&mut self) {
         if self.wanted.is_empty() {
             self.extremes = self.values.extremes();
         }
     }
 
-    /// The boost of a candidate, already weighted.
+    /// The score of a candidate, multiplied by the spread's weight.
     pub(crate) fn score(&mut self, position: usize, node: &Node) -> f64 {
         let Some(number) = self.values.number_of(position, node) else { return -self.weight };
         let count = self.values.count(number);
@@ -173,8 +174,8 @@ impl SpreadCounts {
     }
 }
 
-/// The boost of a value with `count` instances of which `wanted` are wanted. A value that none are
-/// wanted on gets worse with each one.
+/// The score of a value that has `count` instances and should have `wanted`. If none is wanted
+/// there, the score falls with each instance.
 fn target_boost(wanted: Wanted, count: u32) -> f64 {
     let used = f64::from(count) + 1.0;
     match wanted {
@@ -184,8 +185,8 @@ fn target_boost(wanted: Wanted, count: u32) -> f64 {
     }
 }
 
-/// The boost of a value with `count` instances where the values in use have between `min` and
-/// `max`.
+/// The score of a value that has `count` instances, for a spread without targets. `min` and `max`
+/// are the lowest and highest count of values in use.
 fn even_boost(count: u32, min: u32, max: u32) -> f64 {
     let ratio = |high: u32, low: u32, by: u32| {
         (real(u64::from(high)) - real(u64::from(low))) / f64::from(by)

@@ -1,14 +1,16 @@
-//! Picks a node for one instance of a group: feasible, distinct, with room, and the best of the
-//! first few in this pass's order.
+//! Picks a node for one instance of a group. It must be feasible, meet the `distinct_` constraints
+//! and have room. The best of the first few such nodes in this pass's order is taken.
 //!
 //! ```text
 //!  ring ─► class memo, constraints ─► distinct hosts, properties ─► room ─► score ─► limit (non-positive scores aside) ─► best
 //! ```
 //!
-//! A group with an affinity key is offered idle nodes first, in the order of `idle.rs`, by the same
-//! checks and without a score. Keeps the counts that later choices depend on (instances by node, by
-//! property, by spread value) in step with stops and placements of the pass. Nothing here is
-//! allocated per node looked at.
+//! A group with an affinity key is offered idle nodes first, in the order of `idle.rs`. They pass
+//! the same checks, but are not scored.
+//!
+//! The stack counts the job's instances by node, by property and by spread value. The counts follow
+//! the stops and placements of the pass, because later choices depend on them. Looking at one more
+//! node allocates no memory.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -32,49 +34,50 @@ use crate::{
     place::tally::{Field, Scored, Tally},
 };
 
-/// Nodes with a score that is not positive are put aside, up to this many, until nothing better is
-/// left (Nomad's `maxSkip`).
+/// How many nodes with a score of 0 or less are put aside in one choice. They are used only if too
+/// few others are found (Nomad's `maxSkip`).
 const ASIDE_MAX: usize = 3;
-/// Placements of a group in one pass that carry scores of nodes; later ones carry counts only,
-/// which most of them share. Keeps a job of thousands from storing thousands of score tables.
+/// How many placements of a group in one pass carry scores of nodes. Later ones carry counts only,
+/// and most of them share one copy. So a job of thousands of instances does not store thousands of
+/// score tables.
 const SCORED_PLACEMENTS_MAX: usize = 16;
 
 const REASON_HOSTS: &str = "distinct_hosts";
 
-/// A node for an instance.
+/// The node chosen for an instance.
 pub(crate) struct Choice<'a> {
     pub(crate) position: usize,
     pub(crate) node: NodeId,
     pub(crate) metrics: Arc<Metrics>,
-    /// Allocations of other jobs that must go for it.
+    /// Allocations of other jobs that must be evicted to make room.
     pub(crate) preempts: Vec<&'a Allocation>,
 }
 
 impl Choice<'_> {
-    /// The ids of what must go.
+    /// The ids of the allocations to evict.
     pub(crate) fn preempted_ids(&self) -> Vec<AllocationId> {
         self.preempts.iter().map(|row| row.id).collect()
     }
 }
 
-/// With whose instances one shares no host.
+/// Which instances must not share a node with an instance of the group (`distinct_hosts`).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Apart {
-    /// With those of its group.
+    /// Instances of the same group.
     FromGroup,
-    /// With those of its job.
+    /// Instances of the same job.
     FromJob,
 }
 
 struct Group<'a> {
-    /// The group of the job whose instances count for it: itself, or that of which it is an older
-    /// version.
+    /// The number of the group whose instances count for this one: its own number, or, for a group
+    /// of an older version, the number of the current group with its name.
     base: usize,
     ask: Ask,
     count: u32,
     apart: Option<Apart>,
     affinities: Affinities,
-    /// None: the group has no affinity key.
+    /// `None`: the group has no affinity key.
     idle: Option<IdleOrder<'a>>,
     spreads: Vec<SpreadCounts>,
     limit: usize,
@@ -86,15 +89,16 @@ struct Group<'a> {
     last: Option<(Tally, Arc<Metrics>)>,
 }
 
-/// What is known of one candidate for one group. Kept because a group with preferences looks at the
-/// same nodes again for each of its instances.
+/// What is known of one candidate for one group. It is kept because a group with affinities or
+/// spreads looks at the same nodes again for each instance.
 #[derive(Clone, Default)]
 struct Cell {
     feasible: Feasible,
-    /// Score of the affinities, once computed.
+    /// Score of the affinities. `None`: not computed yet.
     affinity: Option<f64>,
     room: Room,
-    /// [`Candidates::changes`] when `room` was found out.
+    /// Value of [`Candidates::changes`] when `room` was computed. If it has changed since, `room`
+    /// is stale.
     room_changes: u32,
 }
 
@@ -110,23 +114,23 @@ enum Feasible {
 enum Room {
     #[default]
     Unknown,
-    /// With the fitness that one more instance gives.
+    /// There is room. The value is the node's fitness with one more instance.
     Enough(f64),
     TooLittle(Dimension),
 }
 
-/// Why a node is not taken for an instance.
+/// Why a node is refused for an instance.
 enum Refusal {
     Infeasible,
-    /// Too many of the job's other instances have the same property.
+    /// Other instances of the job are in the way (`distinct_hosts`, `distinct_property`).
     Rivals,
     NoRoom,
 }
 
 struct Property {
-    /// The group that it is asked of; none: of all.
+    /// The group that must meet the constraint; `None`: all groups.
     group: Option<usize>,
-    /// The group whose instances count; none: those of the whole job.
+    /// The group whose instances are counted; `None`: all instances of the job.
     counts: Option<usize>,
     max: u32,
     values: ValueCounts,
@@ -135,13 +139,13 @@ struct Property {
 
 /// Why an instance cannot be on a node.
 pub(crate) enum Obstacle {
-    /// It may not run there.
+    /// A constraint or a missing driver forbids it.
     Filtered,
-    /// There is no room.
+    /// The node has too little room.
     Exhausted,
 }
 
-/// The chooser of one pass.
+/// Chooses the nodes for all instances of one pass.
 pub(crate) struct Stack<'a> {
     state: &'a State,
     group_numbers: BTreeMap<&'a str, usize>,
@@ -151,17 +155,17 @@ pub(crate) struct Stack<'a> {
     groups: Vec<Group<'a>>,
     /// Instances of the job, by position.
     job_counts: Vec<u32>,
-    /// The same on nodes that are no candidates, by node and group; kept only for those who must
-    /// not share a host.
+    /// Instances on nodes that are no candidates, by node and group. Counted only if a group has
+    /// `distinct_hosts`.
     elsewhere: BTreeMap<NodeId, BTreeMap<usize, u32>>,
     properties: Vec<Property>,
-    /// None: jobs of this kind preempt nothing.
+    /// `None`: preemption is switched off for this kind of job.
     preemptor: Option<Preemptor<'a>>,
 }
 
 impl<'a> Stack<'a> {
-    /// `allocations` are the job's; those that are live count. The groups of `older` stand behind
-    /// those of the job.
+    /// `allocations` are all of the job; the live ones are counted. `older` belongs to the groups
+    /// of older versions, which are the last groups of `spec` (see `older.rs`).
     pub(crate) fn new(
         pass: &Pass<'a>,
         (spec, older): (&'a JobSpec, &'a [StackGroup]),
@@ -172,7 +176,8 @@ impl<'a> Stack<'a> {
         let meta_key = &configuration.node_life.affinity_meta_key;
         let candidates = Candidates::new(pass, spec, memory);
         let length = candidates.len();
-        // Of an instance pool as many are looked at as may be: the fullest must be among them.
+        // A group on an instance pool scores as many nodes as a group with affinities does. So the
+        // fullest nodes are among them, and empty ones can be removed from the pool.
         let is_elastic = pass.state.instance_pools().contains(&spec.node_pool);
         let node_limit = (configuration.node_limit, is_elastic);
         let mut properties = Vec::new();
@@ -245,7 +250,8 @@ impl<'a> Stack<'a> {
         }
     }
 
-    /// Counts an instance of the group `base`, for older versions of it too.
+    /// Counts an instance of the group `base`. It also counts for the groups of older versions of
+    /// `base`.
     fn count_values(&mut self, node: &Node, base: usize, add: bool) {
         let properties = self.properties.iter_mut();
         let properties = properties.filter(|one| one.counts.is_none_or(|of| of == base));
@@ -283,7 +289,7 @@ impl<'a> Stack<'a> {
         }
     }
 
-    /// Gives a chosen node to an instance, and takes what must go for it from the node.
+    /// Records an instance on its chosen node, and the evictions that make room for it.
     pub(crate) fn take(&mut self, group: usize, choice: &Choice<'a>) {
         let position = choice.position;
         for row in &choice.preempts {
@@ -307,8 +313,8 @@ impl<'a> Stack<'a> {
         self.feasibility.check(node, group).is_ok()
     }
 
-    /// Whether the job's other instances let one of the group be on `node`, which need not be a
-    /// candidate.
+    /// Whether the `distinct_` constraints let an instance of the group be on `node`, given the
+    /// job's other instances. `node` need not be a candidate.
     pub(crate) fn is_distinct_on(&mut self, group: usize, node: &Node) -> bool {
         if let Some(position) = self.position(node.id) {
             return self.distinct(position, group, false).is_ok();
@@ -327,8 +333,8 @@ impl<'a> Stack<'a> {
         rivals.next().is_none() && self.crowded(group, |values| values.number_on(node)).is_none()
     }
 
-    /// What classes say about the groups that failed. An end on any node may free the property that
-    /// one of them waits for.
+    /// Which node classes suit the groups that failed. A `distinct_property` constraint sets
+    /// `escaped`: the end of an instance on any node may free the value that the group waits for.
     pub(crate) fn summary(&self, failed: &[usize]) -> ClassSummary {
         let mut summary = self.feasibility.summary(failed);
         let concerns = |one: &Property| one.group.is_none_or(|group| failed.contains(&group));
@@ -336,7 +342,7 @@ impl<'a> Stack<'a> {
         summary
     }
 
-    /// The candidates' positions, in id order.
+    /// The positions of all candidates, in the order of their node ids.
     pub(crate) fn positions(&self) -> std::ops::Range<usize> {
         0..self.candidates.len()
     }
@@ -349,8 +355,8 @@ impl<'a> Stack<'a> {
         self.candidates.position(node)
     }
 
-    /// The best node for one more instance, or what stood in the way on every node. `penalties` are
-    /// nodes on which its predecessors failed.
+    /// The best node for one more instance. The error tells why every node was refused. `penalties`
+    /// are the nodes on which its predecessors failed.
     pub(crate) fn select(
         &mut self,
         group: usize,
@@ -401,8 +407,8 @@ impl<'a> Stack<'a> {
         Ok(Choice { position: best.position, node, metrics, preempts: Vec::new() })
     }
 
-    /// The best node on which an instance fits once others have gone, if jobs of this kind may
-    /// preempt.
+    /// The best node on which an instance fits after evictions. `None` if jobs of this kind may not
+    /// preempt, or evictions do not help.
     fn select_preempting(&mut self, group: usize, penalties: &[NodeId]) -> Option<Choice<'a>> {
         self.preemptor.as_ref()?;
         self.candidates.begin();
@@ -436,13 +442,14 @@ impl<'a> Stack<'a> {
         Some(Choice { position: best.position, node, metrics, preempts: best_victims })
     }
 
-    /// What must go from a node so that an instance fits, and the fitness that the node has then.
+    /// The allocations to evict from a node so that an instance fits, and the node's fitness
+    /// afterwards.
     fn room_by_preemption(
         &mut self,
         position: usize,
         group: usize,
     ) -> Option<(f64, Vec<&'a Allocation>)> {
-        // What is replaced in an older version evicts nothing: it is on its way out itself.
+        // An instance of an older version evicts nothing: it is about to be replaced itself.
         if self.groups[group].base != group {
             return None;
         }
@@ -458,13 +465,15 @@ impl<'a> Stack<'a> {
         self.preemptor.as_ref().map_or(0.0, |preemptor| preemptor.score(victims))
     }
 
-    /// The first idle node in the order of the group's affinity key, if it has a key. A node on
-    /// which a predecessor failed is left to the scores.
+    /// The first suitable idle node in the order of the group's affinity key. `None` if the group
+    /// has no key or no idle node suits. A node on which a predecessor failed is skipped: the
+    /// scored search decides about it.
     fn select_idle(&mut self, group: usize, penalties: &[NodeId]) -> Option<Choice<'a>> {
         let mut idle = self.groups[group].idle.take()?;
         let mut tally = Tally::default();
         let position = idle.first(|id| match self.position(id) {
-            // On a node that is idle in the snapshot the pass can only have placed something.
+            // The node is idle in the snapshot, so a change in this pass can only be a placement.
+            // With a change it is no longer idle.
             Some(position) if self.candidates.changes(position) == 0 => {
                 if penalties.contains(&id) {
                     return Verdict::NotNow;
@@ -483,8 +492,8 @@ impl<'a> Stack<'a> {
         Some(Choice { position, node: self.node(position).id, metrics, preempts: Vec::new() })
     }
 
-    /// Tries exactly one node, without regard to the rest of the group: for jobs with one instance
-    /// per node.
+    /// Tries exactly one node. For system and sysbatch jobs, which have one instance per node, so
+    /// `distinct_hosts` is not checked.
     pub(crate) fn try_node(
         &mut self,
         group: usize,
@@ -521,7 +530,8 @@ impl<'a> Stack<'a> {
         Ok(Choice { position, node: node.id, metrics, preempts })
     }
 
-    /// Whether the job's other instances let one be there; the reason if not.
+    /// Whether the `distinct_` constraints let an instance be there. The error is the reason for
+    /// metrics. `per_node`: do not check `distinct_hosts`.
     fn distinct(&mut self, position: usize, group: usize, per_node: bool) -> Result<(), Text> {
         let node = self.candidates.node(position);
         let own = &self.groups[group];
@@ -536,8 +546,9 @@ impl<'a> Stack<'a> {
         self.crowded(group, |values| values.number_of(position, node)).map_or(Ok(()), Err)
     }
 
-    /// The reason if a node has a property that as many have as may, or none at all. `number_of`
-    /// looks the value up.
+    /// The reason why a `distinct_property` constraint refuses a node, if one does: the node's
+    /// value has its maximum of instances, or the node has no value. `number_of` looks up the
+    /// value's number.
     fn crowded(
         &mut self,
         group: usize,
@@ -551,7 +562,8 @@ impl<'a> Stack<'a> {
         })
     }
 
-    /// Whether one more instance may go there, with the fitness that it gives.
+    /// Whether one more instance may go there, and the node's fitness with it. A refusal is counted
+    /// in `tally`.
     fn admit(&mut self, position: usize, group: usize, tally: &mut Tally) -> Result<f64, Refusal> {
         tally.evaluated += 1;
         let node = self.candidates.node(position);
@@ -688,8 +700,9 @@ impl Group<'_> {
     }
 }
 
-/// Nodes that are scored before the best is taken. Preferences need a wider look than the power of
-/// two choices.
+/// How many nodes are scored before the best is taken. Without affinities and spreads a small
+/// sample is good enough: two for batch, log2 of the candidates for services, as in Nomad.
+/// Affinities and spreads need a wider look.
 fn limit(kind: JobKind, preferring: Option<u32>, candidates: usize) -> usize {
     if let Some(limit) = preferring {
         return usize::try_from(limit).unwrap_or(usize::MAX);
@@ -703,8 +716,9 @@ fn limit(kind: JobKind, preferring: Option<u32>, candidates: usize) -> usize {
     }
 }
 
-/// Whether hosts must be distinct. Adds the properties that must be: of which group that is asked,
-/// and whose instances count.
+/// Returns whether one of the constraints is `distinct_hosts`. Adds each `distinct_property`
+/// constraint to `properties`, with the group that must meet it and the group whose instances
+/// count.
 fn collect_distinct<'c>(
     constraints: impl Iterator<Item = &'c Constraint>,
     (group, counts): (Option<usize>, Option<usize>),

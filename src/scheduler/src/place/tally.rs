@@ -1,5 +1,5 @@
-//! What a choice of a node saw on its way: counts of nodes by what stood in the way, the best node,
-//! and the scores kept for people.
+//! The statistics of one choice of a node: how many nodes were refused and why, the best node, and
+//! the scores that are stored for users.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::{
     place::rank::{Score, millionths},
 };
 
-/// Why a node is not looked at whose machine is short of something.
+/// The metrics reason for nodes that are no candidates because their machine reports a shortage.
 const SHORT: &str = "machine is short of resources (see node status)";
 
-/// Counts of one choice.
+/// The counts of one choice.
 #[derive(Clone, Default, PartialEq)]
 pub(crate) struct Tally {
     pub(crate) evaluated: u32,
@@ -44,7 +44,7 @@ impl Tally {
         *self.dimension_exhausted.entry(dimension.name()).or_default() += 1;
     }
 
-    /// As it is stored, with the scores of `kept`.
+    /// The metrics to store, with the scores of the nodes in `kept`.
     pub(crate) fn metrics(&self, candidates: &Candidates<'_>, kept: &[Scored]) -> Metrics {
         let mut constraint_filtered = self.constraint_filtered.clone();
         if candidates.nodes_short > 0 {
@@ -88,10 +88,10 @@ pub(crate) struct Scored {
     pub(crate) total: f64,
 }
 
-/// The nodes of one choice that got a score.
+/// The scored nodes of one choice.
 pub(crate) struct Field {
     pub(crate) best: Option<Scored>,
-    /// Best first.
+    /// The best [`NODE_SCORES_MAX`] nodes, best first, to store for users.
     pub(crate) kept: Vec<Scored>,
     pub(crate) keeps: bool,
 }

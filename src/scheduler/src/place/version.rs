@@ -1,8 +1,8 @@
-//! Versions and conditions on them: the operands `version` and `semver`, as Nomad compares them.
+//! Versions and conditions on them: the operands `version` and `semver`, with Nomad's rules.
 //!
-//! Both are read by the rules of the library `go-version`: any number of numeric parts (missing
-//! ones are 0), an optional `v`, a pre-release, build metadata after `+`, which counts for nothing.
-//! They differ in two things:
+//! Both operands follow the Go library `go-version`. A version has any number of numeric parts
+//! (missing parts are 0), an optional leading `v`, an optional pre-release, and optional build
+//! metadata after `+`, which is ignored in comparisons. The operands differ in three things:
 //!
 //! | | `version` | `semver` |
 //! |---|---|---|
@@ -10,15 +10,15 @@
 //! | pre-release of the condition | after `-`, or directly: `1.2~rc1`, `1.2beta` | after `-` only |
 //! | pre-release of the node | an order without one refuses it | ordered before its release |
 //!
-//! `1.1-beta` does not meet `>= 1.0` as a `version`, and does as a `semver`.
+//! For example, `1.1-beta` does not meet `>= 1.0` with `version`, but does with `semver`.
 //!
-//! The version of a node is read in the wide form by both.
+//! Both operands read the version of a node in the wide form ([`Form::Wide`]).
 
 use std::cmp::Ordering;
 
-/// Parts are padded to this number.
+/// A version with fewer numeric parts is padded with zeros to this number.
 const PARTS_MIN: usize = 3;
-/// Conditions that `,` separates.
+/// How many conditions, separated by `,`, a requirement may have.
 const CONDITIONS_MAX: usize = 16;
 
 /// How a pre-release may follow the numbers.
@@ -32,9 +32,9 @@ enum Form {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Version {
-    /// At least [`PARTS_MIN`].
+    /// The numeric parts. Invariant: at least [`PARTS_MIN`].
     parts: Vec<u64>,
-    /// Parts that were written.
+    /// How many numeric parts the text had, before padding.
     written: usize,
     pre_release: String,
 }
@@ -49,7 +49,7 @@ impl Version {
         if build.is_some_and(|build| !is_dotted(build)) {
             return None;
         }
-        // A dot belongs to the numbers if a digit follows.
+        // A dot is a part of the numbers only if a digit follows.
         let bytes = text.as_bytes();
         let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
         let is_number =
@@ -72,8 +72,8 @@ impl Version {
         Some(Self { parts, written, pre_release: pre_release.to_owned() })
     }
 
-    /// Versions of different lengths whose numbers are equal are equal, whatever their
-    /// pre-releases.
+    /// Compares numbers first, then pre-releases. If the versions have different numbers of parts,
+    /// pre-releases are ignored, as in `go-version`.
     fn compare(&self, other: &Self) -> Ordering {
         if self.parts.len() == other.parts.len() {
             return self
@@ -90,14 +90,15 @@ impl Version {
             .unwrap_or(Ordering::Equal)
     }
 
-    /// Whether `limit` orders this version at all: a pre-release is ordered only by a pre-release
-    /// of the same numbers.
+    /// Whether this version may be compared with `limit` by order. A pre-release may only be
+    /// compared with a pre-release of the same numbers.
     fn is_ordered_by(&self, limit: &Self) -> bool {
         self.pre_release.is_empty() || (!limit.pre_release.is_empty() && self.parts == limit.parts)
     }
 }
 
-/// Parts of letters, digits, `-` and `~` with dots between them.
+/// Whether the text consists of parts with a dot between them, each of letters, digits, `-` and
+/// `~`.
 fn is_dotted(text: &str) -> bool {
     let is_legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '~');
     text.split('.').all(|part| !part.is_empty() && part.chars().all(is_legal))
@@ -114,7 +115,7 @@ fn compare_pre_releases(left: &str, right: &str) -> Ordering {
     loop {
         let order = match (left.next(), right.next()) {
             (None, None) => return Ordering::Equal,
-            // A part that is missing is below a number and above a word.
+            // A missing part is less than a number and greater than a word.
             (None, Some(part)) => return missing_part(part),
             (Some(part), None) => return missing_part(part).reverse(),
             (Some(left), Some(right)) => compare_parts(left, right),
@@ -146,7 +147,7 @@ enum Comparison {
     LessOrEqual,
     Greater,
     GreaterOrEqual,
-    /// `~>`: at least, and the same in all but the last part that was written.
+    /// `~>`: at least the limit, and equal in all written parts but the last.
     Pessimistic,
 }
 
@@ -180,13 +181,13 @@ impl Comparison {
         }
     }
 
-    /// Whether it orders versions, which not every pre-release can be.
+    /// Whether it compares by order. `version` refuses such a comparison for some pre-releases.
     fn is_order(self) -> bool {
         !matches!(self, Self::Equal | Self::NotEqual)
     }
 }
 
-/// Conditions on a version with `,` between them, all of which must hold.
+/// Conditions on a version, separated by `,`. All of them must hold.
 #[derive(Debug)]
 pub(crate) struct Requirement {
     form: Form,
@@ -229,7 +230,7 @@ impl Requirement {
         Ok(Self { form, conditions })
     }
 
-    /// Whether a node's version meets all conditions; one that cannot be read meets none.
+    /// Whether a node's version meets all conditions. A version that cannot be parsed meets none.
     pub(crate) fn met_by(&self, version: &str) -> bool {
         let Some(version) = Version::parse(version, Form::Wide) else { return false };
         self.conditions.iter().all(|(comparison, limit)| {
@@ -242,7 +243,7 @@ impl Requirement {
     }
 }
 
-/// What `~>` asks for beyond being at least `limit`.
+/// The rest of `~>`, beside being at least `limit`.
 fn is_near(version: &Version, limit: &Version) -> bool {
     let fixed = limit.written.saturating_sub(1);
     version.pre_release.is_empty() == limit.pre_release.is_empty()

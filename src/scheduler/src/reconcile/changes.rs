@@ -1,8 +1,8 @@
 //! Reconciles one group of a service or batch job: which allocations end, which names need an
-//! instance, which are of an older version.
+//! instance, and which allocations run an older version.
 //!
-//! Looks at allocations and counts only; where instances go is decided by [`crate::stack`].
-//! Invariant: a name that is placed is not live, or its holder is stopped by the same plan.
+//! Looks at allocations and counts only. `place/stack.rs` decides on which node an instance goes.
+//! Invariant: a name that is placed is not live, or the same plan stops its holder.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,13 +26,13 @@ pub(crate) enum Reason {
     NotNeeded,
     Lost,
     Migrating,
-    /// A drain or a user ends an instance of a job that is not run again for that.
+    /// A drain or a user ends the instance, and it must not be replaced until the job changes.
     Ended,
     Updating,
     Rescheduled,
     /// Another allocation has replaced it.
     Superseded,
-    /// A per-node job no longer runs on that node.
+    /// The system or sysbatch job may no longer run on that node.
     NodeNotWanted,
 }
 
@@ -52,30 +52,31 @@ impl Reason {
     }
 }
 
-/// An allocation that ends whatever else happens.
+/// An allocation that is to be stopped, whether or not its successor finds room.
 pub(crate) struct StopWish<'a> {
     pub(crate) allocation: &'a Allocation,
     pub(crate) reason: Reason,
 }
 
-/// An instance that is wanted.
+/// An instance that is to be placed.
 pub(crate) struct PlaceWish<'a> {
     pub(crate) name_index: u32,
-    /// It tries the version before the others get it.
+    /// It is a canary.
     pub(crate) canary: bool,
-    /// An older version of the job that it runs; none: the current one.
+    /// The older version that it runs; `None`: the current one.
     pub(crate) version: Option<u64>,
-    /// The older versions that take its place when it finds no room, the newest first.
+    /// The older versions to try in turn if it finds no room, the newest first.
     pub(crate) stand_ins: Vec<u64>,
-    /// The allocation whose place it takes.
+    /// The allocation that it replaces.
     pub(crate) previous: Option<&'a Allocation>,
-    /// The previous one failed: it is stopped if this one is placed, and its nodes are avoided.
+    /// `previous` has failed. It is stopped only if this instance is placed, and the nodes where it
+    /// and its predecessors failed get a penalty.
     pub(crate) rescheduled: bool,
     pub(crate) history: Vec<RescheduleEvent>,
 }
 
 impl PlaceWish<'_> {
-    /// An instance that takes nobody's place.
+    /// An instance without a predecessor.
     pub(crate) fn new(name_index: u32, canary: bool) -> Self {
         Self {
             name_index,
@@ -88,21 +89,20 @@ impl PlaceWish<'_> {
         }
     }
 
-    /// The version of the allocation whose place it takes, if that is an older one of the same job.
+    /// The version of the allocation that it replaces, if that is an older version of the same job.
     pub(crate) fn older_version(&self, version: VersionId) -> Option<u64> {
         let previous = self.previous.filter(|_| !self.canary)?;
         version.is_other_of_same_job(previous).then_some(previous.job_version)
     }
 
-    /// Whether it takes the place of one of the current version that ends whether or not this one
-    /// is placed.
+    /// Whether it replaces an allocation of the current version that is stopped in any case.
     fn takes_over_current(&self, version: VersionId) -> bool {
         let is_current = |row: &Allocation| VersionId::of(row) == version;
         !self.canary && !self.rescheduled && self.previous.is_some_and(is_current)
     }
 
-    /// Whether the next pass knows it as a missing instance only, if it is not placed: what it
-    /// takes the place of, if anything, is not there any more.
+    /// Whether, if it is not placed now, the next pass sees only a missing instance. That is so
+    /// when its predecessor, if it has one, is stopped in any case.
     fn is_missing_next(&self) -> bool {
         !self.canary && !self.rescheduled
     }
@@ -113,32 +113,34 @@ impl PlaceWish<'_> {
 pub(crate) struct Changes<'a> {
     pub(crate) stops: Vec<StopWish<'a>>,
     pub(crate) placements: Vec<PlaceWish<'a>>,
-    /// What stands in for instances that are missing while the deployment holds back what is new.
+    /// The older version that fills gaps while the deployment holds back the current one.
     pub(crate) stand_in: Option<StandIn>,
-    /// What stands in for them in the next pass if nothing comes back of those that end.
+    /// The older version that the next pass would fill gaps with, if none of the instances that end
+    /// now is replaced.
     pub(crate) next_stand_in: Option<StandIn>,
-    /// Kept allocations of older versions: those that are not well, then the others, by name.
+    /// Kept allocations of older versions: unhealthy ones first, then by name.
     pub(crate) outdated: Vec<&'a Allocation>,
-    /// Failed allocations to be replaced later.
+    /// Failed allocations to reschedule later, with the log time in ms.
     pub(crate) later: Vec<(TimeMs, AllocationId)>,
-    /// Kept allocations of the deployment, or that this pass moves to it, that are not healthy yet,
-    /// or not any more.
+    /// Kept allocations that belong to the deployment, or are updated in place by this pass, and
+    /// are not healthy.
     pub(crate) unhealthy: u32,
-    /// One of them was said to be unhealthy: nothing else is replaced.
+    /// The agent has reported one of them as unhealthy. Nothing else is replaced then.
     pub(crate) is_stuck: bool,
-    /// The deployment holds back what is new.
+    /// The deployment holds back the current version.
     pub(crate) is_held: bool,
-    /// An instance of the current version is or was there.
+    /// The current version has or had an instance.
     pub(crate) has_run: bool,
-    /// Names of kept allocations of the current version: those of older ones need others.
+    /// Names of kept allocations of the current version. Successors of older ones need other names.
     pub(crate) current_names: BTreeSet<u32>,
-    /// Kept allocations of the current version that are no members of its deployment.
+    /// Kept allocations of the current version that do not belong to its deployment.
     pub(crate) non_members: u32,
     pub(crate) names: Names,
 }
 
-/// An older version that is placed in the stead of the current one, and what it wants of the group:
-/// numbers below that come back, others are new.
+/// An older version that fills gaps instead of the current one, with its count of the group. An
+/// instance with a name below that count existed in the older version and may come back in it. A
+/// higher name is new in the current version, and waits.
 #[derive(Clone, Copy)]
 pub(crate) struct StandIn {
     pub(crate) version: u64,
@@ -146,11 +148,15 @@ pub(crate) struct StandIn {
 }
 
 impl Changes<'_> {
-    /// Leaves of the placements those that take the place of another, in the version of that one;
-    /// those that are missing of an older version, in that; and canaries if the deployment takes
-    /// some. What finds no room is stood in for as the next pass would do it, which knows of
-    /// missing instances only and not of what ends now: nothing that happens would bring that pass
-    /// about.
+    /// Drops the placements that must wait, because the deployment holds back the current version.
+    ///
+    /// - A placement with a predecessor stays, and runs the predecessor's version.
+    /// - A canary stays if the deployment accepts canaries.
+    /// - Another placement stays if an older version lacks an instance; it then runs that version.
+    ///
+    /// A placement may still find no room. For that case it gets as stand-in the version that the
+    /// next pass would place. It must be tried in this pass, because no event would start another
+    /// one.
     pub(crate) fn hold(&mut self, version: VersionId, takes_canaries: bool) {
         self.is_held = true;
         let stand_in = self.stand_in;
@@ -186,8 +192,8 @@ impl Changes<'_> {
         }
     }
 
-    /// How many more than are there, or come in the place of others, an older version wants of the
-    /// group.
+    /// How many instances an older version still lacks. Kept instances and successors of its
+    /// instances count as present.
     fn free_of(&self, older: StandIn, version: VersionId) -> u32 {
         let id = version.with_number(older.version);
         let is_it = |row: &&&Allocation| VersionId::of(row) == id;
@@ -198,25 +204,27 @@ impl Changes<'_> {
     }
 }
 
-/// How existing allocations of a group stand.
+/// The allocations of a group, sorted by what is to happen to them.
 #[derive(Default)]
 struct Sorted<'a> {
-    /// Count towards the wanted number: running, finished for good, or failed and waiting.
+    /// These fill a place of the group's count: they run, have finished for good, or have failed
+    /// and wait for another attempt.
     kept: Vec<&'a Allocation>,
     migrating: Vec<&'a Allocation>,
-    /// Those of the kept ones that are to end and are not run again.
+    /// Those of `kept` that are to be stopped and not replaced until the job changes.
     ending: Vec<&'a Allocation>,
     lost: Vec<&'a Allocation>,
     failed_now: Vec<&'a Allocation>,
     later: Vec<(TimeMs, AllocationId)>,
     superseded: Vec<&'a Allocation>,
-    /// Left of a job that had this id and ran once per node.
+    /// Allocations of an earlier system or sysbatch job with this id.
     foreign: Vec<&'a Allocation>,
 }
 
 impl<'a> Sorted<'a> {
-    /// Stops those that have failed and whose places others have taken, and forgets such lost ones:
-    /// they have no successors, which would take their names.
+    /// Removes the failed and lost allocations for which no place is left, because enough others
+    /// exist. Such failed ones are stopped. They get no successors, so their names must not be
+    /// reserved.
     fn drop_placeless(&mut self, wanted: usize, changes: &mut Changes<'a>) {
         let missing = wanted.saturating_sub(self.kept.len() + self.migrating.len());
         let cut = self.failed_now.len().min(missing);
@@ -229,7 +237,7 @@ impl<'a> Sorted<'a> {
     }
 }
 
-/// Reconciles `allocations` of one group with what the group wants.
+/// Plans what the group needs, given its `allocations`.
 pub(crate) fn group<'a>(
     pass: &Pass<'a>,
     rollout: &Rollout<'a>,
@@ -281,7 +289,7 @@ pub(crate) fn group<'a>(
 
     for allocation in sorted.kept {
         if kind == JobKind::Batch && is_over(allocation) {
-            continue; // No update waits for it.
+            continue; // It is ended on purpose, so no update waits for it.
         }
         if VersionId::of(allocation) != version {
             changes.outdated.push(allocation);
@@ -294,8 +302,7 @@ pub(crate) fn group<'a>(
             changes.unhealthy += u32::from(!rollout.is_well(pass, group, allocation));
         }
     }
-    // Those that are not well are replaced first, so that those that are go on for as long as they
-    // may.
+    // Unhealthy instances are replaced first, so that healthy ones serve for as long as possible.
     changes.outdated.sort_by_cached_key(|allocation| {
         let is_well = rollout.is_well(pass, group, allocation);
         (is_well, allocation.name_index, allocation.id)
@@ -303,7 +310,7 @@ pub(crate) fn group<'a>(
     changes
 }
 
-/// One group of the job, in one pass.
+/// The group to reconcile, with what the rules read.
 struct GroupPass<'a, 'p> {
     pass: &'p Pass<'a>,
     rollout: &'p Rollout<'a>,
@@ -312,31 +319,32 @@ struct GroupPass<'a, 'p> {
     group: &'p TaskGroup,
 }
 
-/// Whether the allocation's node is gone for good.
+/// Whether the allocation's node is down or no longer exists.
 pub(crate) fn is_lost(pass: &Pass<'_>, allocation: &Allocation) -> bool {
     pass.state.nodes().get(&allocation.node).is_none_or(|node| node.liveness == Liveness::Down)
 }
 
-/// Whether a drain or a user has asked for its end, and nobody for another one.
+/// Whether a drain or a user has asked for its end, and nobody has asked to reschedule it.
 fn is_over(allocation: &Allocation) -> bool {
     allocation.transition.migrate && !allocation.transition.reschedule
 }
 
-/// Whether one that is not wanted any more is to be stopped: also one that has failed, which would
-/// count again when its group or name is wanted again.
+/// Whether an allocation that the job no longer wants needs a stop. A failed one does: otherwise it
+/// would count again when its group or name is wanted again.
 pub(crate) fn is_to_stop(allocation: &Allocation) -> bool {
     let has_failed = allocation.client == ClientStatus::Failed && !allocation.is_server_terminal();
     allocation.is_live() || has_failed
 }
 
 impl<'a> GroupPass<'a, '_> {
-    /// Whether the allocation is of a deployment that has failed: it is not tried again.
+    /// Whether the allocation belongs to a deployment that failed. If it fails, it is not tried
+    /// again.
     fn is_given_up(&self, allocation: &Allocation) -> bool {
         self.rollout.has_failed() && self.rollout.owns(allocation)
     }
 
-    /// When a failed allocation is tried again: what its own version says, if what takes its place
-    /// will run that one.
+    /// The reschedule policy for a failed allocation. If its successor runs the current version,
+    /// that is the current policy, otherwise the policy of its own version.
     fn policy(&self, allocation: &Allocation) -> Option<ReschedulePolicy> {
         let is_current = VersionId::of(allocation) == self.version;
         if is_current || self.rollout.is_open(self.group, false) {
@@ -346,9 +354,9 @@ impl<'a> GroupPass<'a, '_> {
         spec.group(&allocation.group)?.reschedule
     }
 
-    /// The older version whose instances come back while the deployment holds back what is new,
-    /// whether or not somebody knows what they take the place of: the newest that one of these
-    /// instances of the group runs, else the last stable one.
+    /// The older version that fills gaps while the deployment holds back the current one. It is the
+    /// newest older version among the allocations in `lists`. If there is none, it is the last
+    /// stable version. `None`: nothing is held back, or no version suits.
     fn stand_in(&self, lists: &[&Vec<&'a Allocation>]) -> Option<StandIn> {
         let strategy = self.rollout.strategy(self.group)?;
         let may_begin = self.rollout.may_begin_with_canaries() && strategy.canaries > 0;
@@ -364,8 +372,9 @@ impl<'a> GroupPass<'a, '_> {
         Some(StandIn { version, count: spec.group(&self.group.name)?.count })
     }
 
-    /// The last stable version before the current one, if the group has been wanted ever since: the
-    /// job was not stopped, nor did it lack the group.
+    /// The last stable version before the current one. `None` if a version between them stopped the
+    /// job, had another kind or lacked the group: then the group's instances ended on purpose and
+    /// must not come back.
     fn last_stable(&self) -> Option<u64> {
         let VersionId { created, number: current } = self.version;
         let versions = self.pass.state.versions_of(&self.pass.evaluation.job, created);
@@ -411,7 +420,7 @@ impl<'a> GroupPass<'a, '_> {
                     }
                 }
                 ClientStatus::Failed => {
-                    // That of a job that was purged is not an instance of the one that took its
+                    // An allocation of a purged job is not an instance of the job that now has its
                     // name.
                     let is_ours = allocation.job_create_index == version.created;
                     if !is_ours || (kind == JobKind::Batch && !current) {
@@ -452,9 +461,12 @@ impl<'a> GroupPass<'a, '_> {
         sorted
     }
 
-    /// Stops what is more than `wanted`: migrating ones first, then those of older versions; of
-    /// these first what does not do its work, then those whose names others have that stay
-    /// (promoted canaries of the version, or else the older one), then the highest names.
+    /// Stops the allocations in excess of `wanted`. Migrating ones go first, then those of older
+    /// versions, then those of the current version.
+    ///
+    /// Within a version, unhealthy instances go first. Then go those of older versions whose name
+    /// another instance keeps (one of the current version, such as a promoted canary, or an older
+    /// allocation). Then the highest names go.
     fn drop_excess(&self, sorted: &mut Sorted<'a>, wanted: usize, changes: &mut Changes<'a>) {
         let is_current = |allocation: &Allocation| VersionId::of(allocation) == self.version;
         let is_done = |allocation: &Allocation| {
@@ -484,7 +496,7 @@ impl<'a> GroupPass<'a, '_> {
             {
                 excess -= 1;
                 changes.later.retain(|(_, id)| *id != allocation.id);
-                // It has a stop already.
+                // An ending allocation has a stop already.
                 let is_ending = sorted.ending.iter().any(|ending| ending.id == allocation.id);
                 if is_to_stop(allocation) && !is_ending {
                     changes.stops.push(StopWish { allocation, reason: Reason::NotNeeded });
@@ -493,8 +505,8 @@ impl<'a> GroupPass<'a, '_> {
         }
     }
 
-    /// Brings the canaries to their number. What is left of another deployment, or of one that has
-    /// failed, ends.
+    /// Brings the canaries to the number that the deployment wants. Canaries of another deployment,
+    /// or of a failed one, are stopped.
     fn keep_canaries(&self, canaries: &[&'a Allocation], changes: &mut Changes<'a>) {
         let waits = |allocation: &&&'a Allocation| self.rollout.is_waiting_canary(allocation);
         for allocation in canaries.iter().filter(|allocation| !waits(allocation)) {
@@ -513,17 +525,18 @@ impl<'a> GroupPass<'a, '_> {
         {
             changes.stops.extend(list.iter().map(|allocation| StopWish { allocation, reason }));
         }
-        // Beside those of the same names: a canary may take the place of one of them later.
+        // A canary may have the name of an instance of an older version, which it may replace
+        // later.
         let beside = std::mem::take(&mut changes.names);
-        // But not of those of the current version, which stay.
+        // It must not have the name of an instance of the current version, because those stay.
         changes.names.taken = sorted.kept.iter().map(|allocation| allocation.name_index).collect();
         changes.names.taken.extend(&changes.current_names);
         self.place(&sorted, wanted as usize, true, changes);
         changes.names = beside;
     }
 
-    /// Wishes for what is missing: migrated, rescheduled and lost ones keep their names, if they
-    /// are below the count; the rest take the lowest free ones.
+    /// Adds placements for the missing instances. Successors of migrating, failed and lost
+    /// allocations keep a name below the group's count. The others take the lowest free names.
     fn place(&self, sorted: &Sorted<'a>, wanted: usize, canary: bool, changes: &mut Changes<'a>) {
         let mut missing = wanted.saturating_sub(sorted.kept.len() + sorted.migrating.len());
         let Changes { names, placements, stops, .. } = changes;
@@ -560,13 +573,13 @@ impl<'a> GroupPass<'a, '_> {
     }
 }
 
-/// Numbers of names. Two predecessors of one name (which older versions of the rules could leave
-/// behind) get two names.
+/// Gives out the numbers of names. Two predecessors may have the same name, left from older
+/// scheduling rules; their successors get two names.
 #[derive(Default)]
 pub(crate) struct Names {
-    /// Of kept allocations, and given out.
+    /// Names of kept allocations, and names given out.
     taken: BTreeSet<u32>,
-    /// Of those whose successors keep them.
+    /// Names of predecessors, kept for their successors.
     reserved: BTreeSet<u32>,
     free_from: u32,
 }

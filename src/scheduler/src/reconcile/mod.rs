@@ -1,4 +1,4 @@
-//! What is wanted of a job against what is there: what stays, ends, is replaced, or waits.
+//! Compares what a job wants with its allocations: which stay, end, are replaced, or wait.
 
 pub(crate) mod changes;
 pub(crate) mod reschedule;

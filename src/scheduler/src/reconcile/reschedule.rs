@@ -1,4 +1,4 @@
-//! When a failed allocation may be tried again, and the history its replacement carries.
+//! When a failed allocation may be rescheduled, and the history that its replacement carries.
 
 use fsm::{
     Allocation, AllocationId, EvaluationId, NodeId, TimeMs,
@@ -9,20 +9,20 @@ use fsm::{
 
 use crate::pass::Pass;
 
-/// What is due within this time is due now (Nomad's `rescheduleWindowSize`).
+/// A reschedule due within this time is done now (Nomad's `rescheduleWindowSize`).
 const DUE_SLACK_MS: u64 = 1_000;
-/// Allocations due within this time of the first share a follow-up (Nomad's
+/// Reschedules due within this time after the first share one follow-up evaluation (Nomad's
 /// `batchedFailedAllocWindow`).
 const SHARED_FOLLOW_UP_MS: u64 = 5_000;
 
-/// When a failed allocation is to be replaced.
+/// When a failed allocation is to be rescheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     /// The policy does not allow another attempt.
     Never,
     Now,
     At(TimeMs),
-    /// An evaluation waits for it already.
+    /// A follow-up evaluation waits for the time already.
     Awaited,
 }
 
@@ -51,16 +51,17 @@ pub(crate) fn when(
     if allocation.follow_up.is_some_and(awaited) { When::Awaited } else { When::At(due) }
 }
 
-/// The wait before the next attempt. At the cap, a calm time longer than the cap starts over.
+/// The delay before the next attempt, ms. Once a growing delay has reached its maximum, it starts
+/// again from `delay_ms` if the last attempt lasted longer than the maximum.
 pub(crate) fn delay_ms(policy: &ReschedulePolicy, allocation: &Allocation) -> u64 {
     let mut past = allocation.reschedules.iter().rev();
     let Some(last) = past.next() else { return policy.delay_ms };
     let delay = match policy.delay_function {
-        // The cap is for delays that grow.
+        // `delay_ms_max` is for growing delays only.
         DelayFunction::Constant => return policy.delay_ms,
         DelayFunction::Exponential => last.delay_ms.saturating_mul(2),
         DelayFunction::Fibonacci => match past.next() {
-            // Started over: what was waited for before is not of this series.
+            // The series has started again from `delay_ms`; earlier delays do not belong to it.
             Some(before)
                 if last.delay_ms == policy.delay_ms && before.delay_ms == policy.delay_ms_max =>
             {
@@ -80,7 +81,7 @@ pub(crate) fn delay_ms(policy: &ReschedulePolicy, allocation: &Allocation) -> u6
     }
 }
 
-/// The history of the replacement of a failed allocation.
+/// The reschedule history for the replacement of a failed allocation.
 pub(crate) fn history(
     policy: Option<&ReschedulePolicy>,
     allocation: &Allocation,
@@ -112,7 +113,7 @@ pub(crate) fn penalties(allocation: &Allocation) -> Vec<NodeId> {
     nodes
 }
 
-/// Groups what is due later into follow-ups: the time of each, and whom it is for.
+/// Groups later reschedules into follow-up evaluations: the time of each, and its allocations.
 pub(crate) fn batches(mut later: Vec<(TimeMs, AllocationId)>) -> Vec<(TimeMs, Vec<AllocationId>)> {
     later.sort_unstable();
     let mut batches: Vec<(TimeMs, Vec<AllocationId>)> = Vec::new();

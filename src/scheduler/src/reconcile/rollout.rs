@@ -1,10 +1,11 @@
-//! What the deployment of a job's version means for a pass: canaries first, then `max_parallel` at
-//! a time by health, nothing while it is paused or has failed, but that what is missing of an older
-//! version comes back in that.
+//! What the deployment of a job's version allows in a pass. Canaries come first, then
+//! `max_parallel` instances at a time, by health. Nothing new is placed while the deployment is
+//! paused or has failed. Meanwhile missing instances of an older version may come back in that
+//! version.
 //!
-//! Reads the deployment only; what an allocation's health brings is decided in `fsm` when it is
-//! reported. Invariant: a deployment that has failed places nothing of its version but what takes
-//! the place of its own lost instances.
+//! Reads the deployment only. `fsm` decides what an allocation's health means for it. Invariant: a
+//! failed deployment places no instance of its version, except successors of its own lost
+//! instances.
 
 use std::collections::BTreeMap;
 
@@ -17,22 +18,21 @@ use fsm::{
 
 use crate::pass::{Pass, Target};
 
-/// The deployment that a pass goes by.
+/// The deployment that a pass must obey.
 #[derive(Clone, Copy)]
 pub(crate) struct Rollout<'a> {
-    /// Of the job's version, if one goes on or has failed.
+    /// The deployment of the job's current version, if it is running, paused or failed.
     deployment: Option<&'a Deployment>,
-    /// A deployment of the version was successful.
+    /// The deployment of the current version was successful.
     is_proven: bool,
-    /// The version takes the place of one that failed and asked for it, and runs what the last
-    /// stable one ran.
+    /// The current version is an automatic revert (see [`goes_back`]).
     goes_back: bool,
-    /// Jobs of this kind are rolled out by deployments.
+    /// Deployments exist for jobs of this kind: service and system.
     has_steps: bool,
 }
 
-/// Whether the version before the job's failed, was to be reverted then, and this one runs what the
-/// last stable version ran.
+/// Whether the current version is an automatic revert: the deployment of the version before it
+/// failed and had `auto_revert`, and the current version runs what the last stable one ran.
 fn goes_back(state: &State, job: &Job) -> bool {
     let Some(before) = job.version.checked_sub(1) else { return false };
     let failed = state.deployments_of_job(&job.key).into_iter().any(|row| {
@@ -60,7 +60,7 @@ impl<'a> Rollout<'a> {
         Self { deployment, is_proven, goes_back, has_steps }
     }
 
-    /// The group's strategy, if it is rolled out in steps.
+    /// The group's update strategy, if the group is rolled out by a deployment.
     pub(crate) fn strategy(&self, group: &TaskGroup) -> Option<UpdateStrategy> {
         group.update.filter(|update| self.has_steps && update.has_steps())
     }
@@ -73,7 +73,7 @@ impl<'a> Rollout<'a> {
         self.deployment.is_some()
     }
 
-    /// The deployment that goes on, or is paused.
+    /// The deployment, if it is running or paused.
     pub(crate) fn active(&self) -> Option<&'a Deployment> {
         self.deployment.filter(|row| row.is_active())
     }
@@ -82,9 +82,9 @@ impl<'a> Rollout<'a> {
         self.deployment.is_some_and(|row| row.status == DeploymentStatus::Failed)
     }
 
-    /// Whether the deployment of this version may begin with canaries: not after one that was
-    /// successful, nor on the way back to a version that is known to work: they would wait for a
-    /// person while what has failed serves.
+    /// Whether this version's deployment may begin with canaries. It may not if a deployment of the
+    /// version was successful before. It may not for an automatic revert either: canaries would
+    /// wait for a person to promote them while the failed version serves.
     pub(crate) fn may_begin_with_canaries(&self) -> bool {
         !self.is_begun() && !self.is_proven && !self.goes_back
     }
@@ -97,9 +97,10 @@ impl<'a> Rollout<'a> {
         self.deployment.is_some_and(|row| row.status == DeploymentStatus::Paused)
     }
 
-    /// Whether an instance does its work: it runs, and is healthy in its deployment, which agents
-    /// say also when that is over. One that belongs to none has been running, with all of its
-    /// tasks, for as long as a healthy one of the group has to, by the pass's log time.
+    /// Whether an instance is healthy: it runs, and its agent has reported it as healthy in its
+    /// deployment. Agents report that after the deployment's end too. An instance without a
+    /// deployment must have run, with all of its tasks, for the group's minimum healthy time, by
+    /// log time.
     pub(crate) fn is_well(
         &self,
         pass: &Pass<'_>,
@@ -122,8 +123,8 @@ impl<'a> Rollout<'a> {
         id.is_some() && allocation.deployment.map(|own| own.id) == id
     }
 
-    /// Whether the allocation is a canary that still waits for its promotion. Any other that is
-    /// marked as a canary is left of a deployment that is over.
+    /// Whether a canary still waits for its promotion. A canary for which this is false is left
+    /// from a deployment that is over.
     pub(crate) fn is_waiting_canary(&self, allocation: &Allocation) -> bool {
         self.owns(allocation) && !self.has_failed()
     }
@@ -133,29 +134,31 @@ impl<'a> Rollout<'a> {
         allocation.is_canary() && self.has_failed() && self.owns(allocation)
     }
 
-    /// Canaries that the group's deployment wants now; none: it wants none, or no more.
+    /// How many canaries the group's deployment wants now. `None`: it wants none, or they have been
+    /// promoted, or it has failed.
     pub(crate) fn canaries(&self, group: &TaskGroup) -> Option<u32> {
         let own = self.group(group).filter(|own| own.is_canarying())?;
         (!self.has_failed()).then_some(own.goal.canaries)
     }
 
-    /// How many canaries a group of a system job may have while nodes go and come.
+    /// How many canaries a group of a system job may have, however many nodes come. `None` as in
+    /// [`Self::canaries`].
     pub(crate) fn canaries_max(&self, group: &TaskGroup) -> Option<u32> {
         self.canaries(group)?;
         self.group(group).map(|own| own.canaries_max)
     }
 
-    /// Whether new instances may be placed and older ones replaced: always in a group that is no
-    /// part of the deployment. `begins_with_canaries`: the deployment begins with this pass, by
-    /// canaries.
+    /// Whether new instances may be placed and older ones replaced. Always true for a group that is
+    /// not rolled out by a deployment. `begins_with_canaries`: a deployment begins in this pass,
+    /// with canaries, so that other instances must wait.
     pub(crate) fn is_open(&self, group: &TaskGroup, begins_with_canaries: bool) -> bool {
         let is_held = self.deployment.is_some_and(|row| row.holds_back(&group.name));
         !(is_held || begins_with_canaries) || self.strategy(group).is_none()
     }
 
-    /// What a deployment of this spec is to reach, by group. `canaries`: how many the group begins
-    /// with; `non_members`: how many instances of the version it has already, which are not in a
-    /// deployment that begins now.
+    /// The goals of a deployment of this spec, by group. `canaries` gives the number of canaries by
+    /// group number. `non_members` gives the number of instances that run the version already; they
+    /// do not join a deployment that begins now.
     pub(crate) fn goals(
         &self,
         spec: &JobSpec,

@@ -1,5 +1,5 @@
-//! What a change of the job means for an allocation of an older version: replaced, or kept and
-//! moved to the new version.
+//! Decides for an allocation of an older version whether the change of the job needs a destructive
+//! update, or an in-place update is enough.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use fsm::{
     job::{PortAsk, Task},
 };
 
-/// Compares versions of one group with the current one; each version once.
+/// Compares older versions of one group with the current one. Each version is compared once.
 #[derive(Default)]
 pub(crate) struct Differences {
     replaced: BTreeMap<(Index, u64), bool>,
 }
 
 impl Differences {
-    /// Whether tasks of the allocation's version differ from `group`, so that it must be replaced.
-    /// An unknown version does.
+    /// Whether the allocation needs a destructive update, because its version differs from `group`
+    /// in its tasks. True if the version is unknown.
     pub(crate) fn replaces(
         &mut self,
         state: &State,
@@ -34,15 +34,16 @@ impl Differences {
     }
 }
 
-/// Whether the change of one task needs new instances of its group; one that comes or goes does.
+/// Whether the change of one task needs a destructive update of its group. True if the task was
+/// added or removed.
 pub fn replaces_task(old: &JobSpec, new: &JobSpec, group: &str, task: &str) -> bool {
     let (Some(old_group), Some(group)) = (old.group(group), new.group(group)) else { return true };
     let found = group.tasks.iter().find(|one| &*one.name == task);
     found.is_none_or(|task| task_differs(old, old_group, new, group, task))
 }
 
-/// Whether the change needs new instances. Counts, policies, constraints, affinities, spreads,
-/// services and shutdown settings do not.
+/// Whether the change needs a destructive update. Changes of counts, policies, constraints,
+/// affinities, spreads, services and shutdown settings do not.
 pub(crate) fn differ(
     old: &JobSpec,
     old_group: &TaskGroup,
@@ -56,7 +57,7 @@ pub(crate) fn differ(
         || group.tasks.iter().any(|task| task_differs(old, old_group, new, group, task))
 }
 
-/// Whether a task of `group` is another one than in the older version, or was not there.
+/// Whether a task of `group` has changed since the older version, or was added.
 fn task_differs(
     old: &JobSpec,
     old_group: &TaskGroup,
@@ -70,7 +71,8 @@ fn task_differs(
     })
 }
 
-/// The mode is only shown.
+/// The ports that a group asks for. The network mode is not compared: it is stored for display
+/// only.
 fn ports(group: &TaskGroup) -> Option<&[PortAsk]> {
     group.network.as_ref().map(|network| &network.ports[..])
 }
@@ -84,7 +86,7 @@ fn tasks_differ(old: &Task, new: &Task) -> bool {
         || old.logs.disabled != new.logs.disabled
 }
 
-/// What the task sees: its own meta over the group's over the job's.
+/// The meta that the task sees: its own overrides the group's, which overrides the job's.
 fn meta<'s>(
     spec: &'s JobSpec,
     group: &'s TaskGroup,

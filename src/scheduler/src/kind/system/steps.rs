@@ -1,5 +1,6 @@
-//! The steps of a system job's deployment: canaries on a share of the nodes, then the others,
-//! `max_parallel` at a time; and back to the last stable version where canaries were, if it fails.
+//! The steps of a system job's deployment. First canaries replace the instances on a percentage of
+//! the nodes, then the other instances are replaced, `max_parallel` at a time. If the deployment
+//! fails, the last stable version replaces the canaries.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +15,12 @@ use crate::{
     reconcile::changes::Reason, reconcile::rollout::Rollout, reconcile::update::differ,
 };
 
-/// Least time between two steps back to a stable version, ms: there is no deployment that tells
-/// when an instance of it is healthy.
+/// Minimum time between two steps back to the stable version, ms. Instances of the stable version
+/// belong to no deployment, so no deployment tells when they are healthy. Time is used instead.
 const STEP_BACK_MS_MIN: u64 = 1_000;
 
-/// The older versions of the job that may be placed once more while its current one is held back.
-/// `stable` may be wherever canaries are.
+/// The older versions that may be placed again while the deployment holds back the current one:
+/// those that allocations have run, and `stable`, which may replace canaries.
 pub(super) fn older_versions(
     rollout: &Rollout<'_>,
     VersionId { created: create_index, number: version }: VersionId,
@@ -43,23 +44,24 @@ pub(super) fn older_versions(
     older
 }
 
-/// What a deployment means for a group in this pass, and what came of it.
+/// What the deployment allows the group in this pass, and what the pass has done so far.
 #[derive(Default)]
 pub(super) struct Step {
-    /// Canaries wanted; none: the group does not begin with canaries, or they were promoted.
+    /// How many canaries are wanted. `None`: the group begins without canaries, or they have been
+    /// promoted.
     pub(super) canaries: Option<u32>,
-    /// New instances may be placed, and older ones replaced.
+    /// New instances of the current version may be placed, and older ones replaced.
     pub(super) is_open: bool,
-    /// Instances of the current version that this pass places.
+    /// How many instances of the current version this pass places.
     pub(super) placed: u32,
-    /// Instances of any version that this pass places on nodes without one.
+    /// How many instances of any version this pass places on nodes without one.
     pub(super) filled: u32,
-    /// To be replaced in a later pass.
+    /// How many instances a later pass has to replace by the current version.
     pub(super) left: u32,
 }
 
 impl Work<'_> {
-    /// What the deployment allows the group.
+    /// What the deployment allows the group before this pass has placed anything.
     pub(super) fn step(&self, group: &TaskGroup, standing: &Standing<'_>) -> Step {
         let Some(strategy) = self.rollout.strategy(group) else {
             return Step { is_open: true, ..Step::default() };
@@ -71,7 +73,7 @@ impl Work<'_> {
         let canaries = if begins {
             let nodes = u64::try_from(standing.settled.len()).unwrap_or(u64::MAX);
             let share = nodes.saturating_mul(strategy.canaries.into()).div_ceil(100);
-            // Some run the version already, and are no canaries.
+            // Nodes that run the current version already cannot get a canary.
             let most = u64::try_from(standing.updates.len()).unwrap_or(u64::MAX);
             Some(u32::try_from(share.min(most)).unwrap_or(u32::MAX).max(1))
         } else {
@@ -80,8 +82,9 @@ impl Work<'_> {
         Step { canaries, is_open: self.rollout.is_open(group, begins), ..Step::default() }
     }
 
-    /// Whether canaries that were not promoted are all that differs, and the version runs what the
-    /// last stable one does: that needs no canaries.
+    /// Whether this rollout only takes a failed one back: every instance to replace is an
+    /// unpromoted canary, and the current version runs what the last stable one runs. Such a
+    /// rollout needs no canaries.
     fn only_goes_back(&self, group: &TaskGroup, standing: &Standing<'_>) -> bool {
         let is_same = |stable: &JobVersion| {
             let old = stable.spec.group(&group.name);
@@ -91,17 +94,21 @@ impl Work<'_> {
             && self.stable.as_deref().is_some_and(is_same)
     }
 
-    /// The last stable version, if the group is in it and differs there from what the job runs now.
+    /// The number of the last stable version, if that has the group and its tasks differ from the
+    /// current ones.
     pub(super) fn proven(&self, group: &TaskGroup) -> Option<u64> {
         let stable = self.stable.as_deref()?;
         let old = stable.spec.group(&group.name).filter(|old| old.count > 0)?;
         differ(&stable.spec, old, self.spec, group).then_some(stable.version)
     }
 
-    /// Puts the last stable version in the place of canaries of a deployment that has failed; false
-    /// when the plan is full. Those that serve nobody go at once, the others `max_parallel` at a
-    /// time, less what is down already. A canary goes on where the stable version has no room, and
-    /// ends where it may not run.
+    /// Replaces the canaries of a failed deployment by the last stable version. Returns `false` if
+    /// the plan is full.
+    ///
+    /// Unhealthy canaries are replaced at once. Healthy ones are replaced `max_parallel` at a time,
+    /// less the instances that are down already. If the stable version finds no room, the canary
+    /// keeps running. If the stable version may not run on the node, the canary is stopped without
+    /// a successor.
     pub(super) fn give_back(
         &mut self,
         number: usize,
@@ -139,8 +146,8 @@ impl Work<'_> {
         true
     }
 
-    /// Has the next step back taken when this one's instances have run for as long as healthy ones
-    /// do.
+    /// Creates an evaluation that takes the next step back, once the instances placed now have run
+    /// for the minimum healthy time. Creates none if one waits already.
     fn look_again(&mut self, strategy: &UpdateStrategy) {
         let due = self.draft.pass.now.saturating_add(strategy.healthy_ms_min.max(STEP_BACK_MS_MIN));
         let own = self.draft.pass.evaluation.id;
@@ -157,15 +164,15 @@ impl Work<'_> {
         }
     }
 
-    /// Whether an instance has not run for as long as one that is healthy.
+    /// Whether an instance has run for less than the group's minimum healthy time.
     pub(super) fn is_starting(&self, group: &TaskGroup, allocation: &Allocation) -> bool {
         let least = self.rollout.strategy(group).map_or(0, |update| update.healthy_ms_min);
         allocation.client != ClientStatus::Running
             || allocation.client_at.saturating_add(least) > self.draft.pass.now
     }
 
-    /// Begins a deployment if this version needs one; one that goes on learns what it is to reach
-    /// on the nodes of today. Nodes without room are not waited for.
+    /// Begins a deployment if this version needs one. A running deployment gets new totals if the
+    /// set of nodes has changed. Nodes without room do not count.
     pub(super) fn set_goals(&mut self, standings: &[Standing<'_>], steps: &[Step]) {
         let groups = self.spec.groups.iter().zip(standings).zip(steps).filter_map(
             |((group, standing), step)| {
@@ -180,7 +187,8 @@ impl Work<'_> {
             let does = step.placed > 0 || standing.in_place > 0;
             is_needed |= does && (changes || !standing.has_run);
             let total = if self.draft.is_cut() {
-                // The next pass counts.
+                // The plan is incomplete, so the exact total is unknown. The total is set high, and
+                // the next pass corrects it.
                 let nodes = self.stack.positions().len().max(standing.settled.len());
                 u32::try_from(nodes).unwrap_or(u32::MAX)
             } else {
@@ -201,8 +209,9 @@ impl Work<'_> {
         }
     }
 
-    /// How many instances of older versions this pass may replace: canaries until there are enough,
-    /// then the others, `max_parallel` at a time less what is not healthy yet.
+    /// How many instances of older versions this pass may replace. While canaries are wanted, that
+    /// is the number of missing canaries. Otherwise it is `max_parallel`. Either is bounded by
+    /// `max_parallel` less the instances that are not healthy yet.
     pub(super) fn limit(
         &mut self,
         number: usize,
@@ -224,9 +233,10 @@ impl Work<'_> {
         limit as usize
     }
 
-    /// What may be placed on a node without an instance while the deployment holds back what is
-    /// new: what takes the place of another, in the version of that one, and canaries that are
-    /// still wanted.
+    /// What may be placed on a node without an instance while the deployment holds back the current
+    /// version. The successor of an earlier allocation runs that allocation's version. A node that
+    /// never had an instance may only get a canary, if one is still wanted. `None`: nothing is
+    /// placed.
     pub(super) fn held(
         &self,
         standing: &Standing<'_>,
@@ -244,7 +254,7 @@ impl Work<'_> {
             Some(row) if self.is_given_up(row) => None,
             Some(row) if self.is_current(row) => {
                 let canary = self.rollout.is_waiting_canary(row) && row.is_canary();
-                // Another node may have its canary by now.
+                // A canary that is lost may have been replaced on another node already.
                 let group = &self.spec.groups[seat.number];
                 if canary && self.rollout.canaries_max(group).is_some_and(|max| there >= max) {
                     return Some(Seat { version: Some(self.proven(group)?), ..seat });
@@ -256,7 +266,7 @@ impl Work<'_> {
         }
     }
 
-    /// Fewer canaries are there than the deployment begins with, and more may come.
+    /// Whether canaries are missing and may be placed now.
     pub(super) fn wants_canary(&self, standing: &Standing<'_>, step: &Step) -> bool {
         let there = standing.canaries.saturating_add(step.placed);
         self.rollout.takes_canaries()
@@ -264,14 +274,14 @@ impl Work<'_> {
             && step.canaries.is_some_and(|wanted| there < wanted)
     }
 
-    /// Whether the allocation is of a deployment that has failed: it is not tried again.
+    /// Whether the allocation failed in a deployment that failed. It is not tried again.
     pub(super) fn is_given_up(&self, allocation: &Allocation) -> bool {
         allocation.client == ClientStatus::Failed
             && self.rollout.has_failed()
             && self.rollout.owns(allocation)
     }
 
-    /// Counts an instance that stays as it is, if it belongs to the deployment.
+    /// Counts an instance that keeps running, if it belongs to the deployment.
     pub(super) fn count_member(
         &self,
         group: &TaskGroup,
