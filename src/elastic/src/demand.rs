@@ -70,6 +70,15 @@ impl Waiting {
         gained.index <= self.snapshot_index || self.ruled_out.contains(&gained.class)
     }
 
+    /// Whether the evaluation waits in this state as it did when it was taken in. The state may be
+    /// newer than the effects that were heard of: in it the evaluation may have been placed, and
+    /// its instances fill the machine that came for them.
+    pub fn still_waits(&self, state: &State) -> bool {
+        state.evaluations().get(&self.evaluation).is_some_and(|row| {
+            row.status == EvaluationStatus::Blocked && row.snapshot_index == self.snapshot_index
+        })
+    }
+
     /// Machines of these types are no help.
     pub fn forget_types(&mut self, types: &[Text]) {
         for need in &mut self.needs {

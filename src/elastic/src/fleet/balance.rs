@@ -207,7 +207,7 @@ impl Fleet {
         if let Some(at) = ends {
             look.due(at);
         }
-        let waiting = self.demand.of(&pool.name);
+        let waiting = self.demand.of(&pool.name).filter(|one| one.still_waits(look.state));
         let mut waiting: Vec<Arc<Waiting>> =
             waiting.filter(|one| !is_of_mass_loss(look.state, one.evaluation)).cloned().collect();
         let overhead = Overhead::of(look.state, pool);

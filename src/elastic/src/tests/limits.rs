@@ -254,6 +254,30 @@ fn a_job_that_is_not_helped_gets_no_second_machine() {
     assert_eq!(world.rows().len(), 1, "the pool has changed");
 }
 
+/// The state may be ahead of what the fleet was told: what was placed meanwhile has filled the
+/// machine that came for it, and still seems to wait.
+#[test]
+fn a_job_that_was_placed_meanwhile_gets_no_second_machine() {
+    let mut world = World::new(8);
+    world.job("web", 4);
+    let made = world.make();
+    let requested = world.rows().len();
+    for id in &made {
+        world.register_agent(*id, &[]);
+        world.driver.readiness(&name(*id), fsm::node::Readiness::Ok);
+    }
+    let state = world.driver.state.clone();
+    let rows = state.evaluations().iter();
+    for row in rows.filter(|row| row.status == EvaluationStatus::Blocked) {
+        let pass = Pass { state: &state, evaluation: row, now: world.at(), attempt: 0 };
+        let plan = scheduler::schedule(&pass).unwrap();
+        world.driver.commit(Command::from(ApplyPlans { plans: vec![plan.into()] }));
+    }
+    assert_eq!(world.running("web"), 4);
+    world.pass(2_000);
+    assert_eq!(world.rows().len(), requested);
+}
+
 /// A machine that is smaller than its type declares does not help either, though the job is not
 /// even tried there: what does not fit is not woken.
 #[test]
