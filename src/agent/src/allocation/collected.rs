@@ -1,18 +1,18 @@
-//! Allocations that have ended here and are kept no more.
+//! Remembers allocations that ended on this node and were garbage-collected.
 //!
-//! A server that is behind, or that was restored from a copy, may still say that one of them is to
-//! run. It is not run again: how it ended is said again instead, which who knows of the end does
-//! not listen to.
+//! A server that is behind, or that was restored from a snapshot, may still send such an allocation
+//! as one to run. The agent does not run it again. It repeats the final status instead. A server
+//! that knows the status already ignores the repetition.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use fsm::AllocationId;
 use proto::v1::ClientStatus;
 
-/// As many as may end within the time that a server is behind.
+/// How many are remembered. Assumed to be more than end on a node while a server is behind.
 const COLLECTED_MAX: usize = 4_096;
 
-/// The latest of them, with the statuses they ended with.
+/// The newest collected allocations, with their final statuses.
 #[derive(Debug, Default)]
 pub(crate) struct Collected {
     statuses: BTreeMap<AllocationId, ClientStatus>,
@@ -21,7 +21,7 @@ pub(crate) struct Collected {
 }
 
 impl Collected {
-    /// Remembers one.
+    /// Remembers an allocation with its final status.
     pub(crate) fn add(&mut self, id: AllocationId, status: ClientStatus) {
         if self.statuses.insert(id, status).is_none() {
             self.order.push_back(id);
@@ -33,7 +33,7 @@ impl Collected {
         }
     }
 
-    /// How it ended, if it is one of them.
+    /// The final status of an allocation, if it is remembered.
     pub(crate) fn status(&self, id: AllocationId) -> Option<ClientStatus> {
         self.statuses.get(&id).copied()
     }

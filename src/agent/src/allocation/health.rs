@@ -1,9 +1,10 @@
-//! Whether an allocation is healthy in its deployment, as a pure machine: all of its tasks run for
-//! long enough, or one has ended, or its time is over.
+//! Decides whether an allocation is healthy in its deployment, as a pure state machine. It is
+//! healthy when all of its tasks have run for long enough. It is unhealthy when a task has ended
+//! for good, or the deadline has passed before.
 //!
-//! It decides once for each deployment, also over restarts of the agent: it is stored with the
-//! allocation. Until checks of services run, tasks are all that is looked at. It must never decide
-//! anew: the servers count what it says.
+//! There is one verdict for each deployment. It is stored with the allocation, so a restart of the
+//! agent does not change it. It must never decide twice, because the servers count each verdict.
+//! Service checks do not exist yet, so only tasks are looked at.
 
 use fsm::DeploymentId;
 use proto::v1;
@@ -18,14 +19,14 @@ use crate::{
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(crate) struct HealthPolicy {
     deployment: DeploymentId,
-    /// All tasks must have been running for so long as what they are now, ms.
+    /// All tasks must have been running without a restart for this long, ms.
     running_ms_min: u64,
-    /// And be healthy so long after the agent knew of the deployment, ms.
+    /// The allocation must be healthy this long after the agent learned of the deployment, ms.
     deadline_ms: u64,
 }
 
 impl HealthPolicy {
-    /// What the servers ask for; none: nothing.
+    /// The policy in the servers' message. `None`: the allocation is in no deployment.
     pub(crate) fn of(message: &v1::Allocation) -> Option<Self> {
         Some(Self {
             deployment: DeploymentId::from_slice(&message.deployment_id)?,
@@ -35,15 +36,15 @@ impl HealthPolicy {
     }
 }
 
-/// The watch over one allocation's health. Times are since boot, ms.
+/// The health of one allocation. Times are since boot, in ms.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct HealthWatch {
     policy: Option<HealthPolicy>,
-    /// Since when it is watched for this deployment: tasks that run on through an update in place
+    /// When the watch for this deployment began. Tasks that keep running through an in-place update
     /// count from here.
     #[serde(default)]
     since_ms: u64,
-    /// Since when all tasks have been running.
+    /// Since when all tasks have been running. `None`: one is not.
     running_since_ms: Option<u64>,
     deadline_at_ms: u64,
     verdict: Option<bool>,
@@ -65,7 +66,7 @@ impl HealthWatch {
         self.verdict = None;
     }
 
-    /// Watches for another deployment from now on. False: it is the same.
+    /// Begins to watch for another deployment. `false`: the deployment is the same.
     pub(crate) fn revise(&mut self, policy: Option<HealthPolicy>, now: Moment) -> bool {
         let id = |policy: Option<HealthPolicy>| policy.map(|policy| policy.deployment);
         let is_other = id(self.policy) != id(policy);
@@ -75,7 +76,8 @@ impl HealthWatch {
         is_other
     }
 
-    /// The machine has booted: its clock begins anew, and with it what was not decided yet.
+    /// Called after the machine has booted, when time since boot starts from 0. A watch without a
+    /// verdict begins again.
     pub(crate) fn begin_again(&mut self, now: Moment) {
         self.running_since_ms = None;
         if self.verdict.is_none() {
@@ -83,7 +85,7 @@ impl HealthWatch {
         }
     }
 
-    /// Looks at the tasks, and decides if it is time to.
+    /// Looks at the tasks, and gives the verdict if it is due.
     pub(crate) fn look(&mut self, tasks: &[TaskRunner], now: Moment) {
         if tasks.iter().all(|task| task.phase == Phase::Running) {
             self.running_since_ms.get_or_insert(now.since_boot_ms);
@@ -107,18 +109,18 @@ impl HealthWatch {
         Some(self.running_since_ms?.max(self.since_ms).saturating_add(min))
     }
 
-    /// When to look next though nothing happens, in time since boot.
+    /// When to look next if no task changes, in time since boot.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.policy.filter(|_| self.verdict.is_none())?;
         Some(self.healthy_at_ms().map_or(self.deadline_at_ms, |at| at.min(self.deadline_at_ms)))
     }
 
-    /// What it found; none: nothing yet.
+    /// Whether the allocation is healthy. `None`: not decided yet.
     pub(crate) fn verdict(&self) -> Option<bool> {
         self.verdict
     }
 
-    /// The deployment that it says it of, as bytes; empty: none.
+    /// The id of the deployment that the verdict is about, as bytes. Empty: none.
     pub(crate) fn deployment(&self) -> Vec<u8> {
         self.policy.map(|policy| policy.deployment.0.to_vec()).unwrap_or_default()
     }

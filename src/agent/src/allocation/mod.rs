@@ -1,4 +1,5 @@
-//! An allocation: what is to be run, the pure machine that runs it, and what is stored of it.
+//! An allocation on the node: its specification, the pure state machine that runs it, and what is
+//! stored of it.
 
 pub(crate) mod collected;
 pub(crate) mod health;

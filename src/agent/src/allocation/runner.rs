@@ -1,9 +1,9 @@
-//! One allocation as a pure machine: its tasks together, the leader task, the order of stopping,
-//! and the status that is reported. It does no I/O: the shell (or the simulation, for thousands at
-//! once) performs its actions and feeds back what happened.
+//! One allocation as a pure state machine: its tasks, its leader task, the order in which they are
+//! stopped, and the reported status. It does no I/O. The shell performs its actions and reports
+//! what happened. So does the simulation, for thousands of nodes at once.
 //!
-//! A terminal status is reported only when no task's process can exist any more: the servers give
-//! its resources away then.
+//! A terminal status is reported only when no process of a task can exist any more, because the
+//! servers then give the allocation's resources to others.
 
 use std::collections::BTreeMap;
 
@@ -18,29 +18,30 @@ use crate::{
     time::Moment,
 };
 
-/// What the machine needs to know of a task group; shared by all its allocations.
+/// The part of a task group's specification that the state machine needs. Shared by all allocations
+/// of the group.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(crate) struct GroupPolicy {
     /// The tasks, at least one.
     pub(crate) tasks: Vec<TaskPolicy>,
     /// Pause before any task is stopped, ms.
     pub(crate) shutdown_delay_ms: u64,
-    /// Longest run, ms; 0: no bound.
+    /// Longest run, ms; 0: no limit.
     pub(crate) max_run_ms: u64,
-    /// None: nobody is told whether it is healthy.
+    /// `None`: the allocation is in no deployment, so its health is not reported.
     pub(crate) health: Option<HealthPolicy>,
 }
 
-/// What the agent reports of an allocation.
+/// The status that the agent reports for an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ClientStatus {
-    /// Nothing started yet.
+    /// No task has started.
     Pending,
-    /// Something runs.
+    /// At least one task has started, and not all have ended.
     Running,
-    /// All ended, none with an error.
+    /// All tasks have ended, none with an error.
     Complete,
-    /// All ended, at least one with an error.
+    /// All tasks have ended, at least one with an error.
     Failed,
 }
 
@@ -64,7 +65,7 @@ impl ClientStatus {
         }
     }
 
-    /// In words, as Nomad says it.
+    /// The description that Nomad gives with the status.
     const fn description(self) -> &'static str {
         match self {
             Self::Pending => "No tasks have started",
@@ -78,29 +79,29 @@ impl ClientStatus {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Stopping {
     No,
-    /// Until this time since boot.
+    /// The group's shutdown delay lasts until this time since boot.
     Delay(u64),
     Now,
 }
 
-/// The machine of one allocation.
+/// The state machine of one allocation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct AllocationRunner {
     tasks: Vec<TaskRunner>,
-    /// Rises with each change that is reported.
+    /// Number of the last reported change.
     pub(crate) sequence: u64,
     stopping: Stopping,
-    /// The jitter of restarts depends on it.
+    /// Seed of the jitter of restarts.
     seed: u64,
     health: HealthWatch,
     limit: RunLimit,
-    /// Something changed since the last [`Self::take_changed`].
+    /// There is a change since the last [`Self::take_changed`].
     #[serde(skip)]
     changed: bool,
 }
 
 impl AllocationRunner {
-    /// A new allocation. `sequence` is the last one that the servers know of.
+    /// A new allocation. `sequence` is the last number that the servers have seen.
     pub(crate) fn new(policy: &GroupPolicy, id: [u8; 16], sequence: u64, now: Moment) -> Self {
         let (high, low) = id.split_at(8);
         let part =
@@ -121,12 +122,12 @@ impl AllocationRunner {
         &self.tasks
     }
 
-    /// Nothing runs any more, for good.
+    /// Whether all tasks have ended for good.
     pub(crate) fn is_terminal(&self) -> bool {
         self.tasks.iter().all(TaskRunner::is_dead)
     }
 
-    /// The servers want it to end.
+    /// Whether the allocation is being stopped: by the servers, or because it ran too long.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping != Stopping::No
     }
@@ -155,8 +156,8 @@ impl AllocationRunner {
         self.changed |= out.len() > before;
     }
 
-    /// The servers have said what it is to be: of another version of the job as it runs, after a
-    /// start of the agent, or without the shutdown delays that it waits for.
+    /// Takes over a new policy from the servers: after an in-place update, after a start of the
+    /// agent, or because the shutdown delays were cancelled.
     pub(crate) fn revise(&mut self, policy: &GroupPolicy, now: Moment) {
         if let Stopping::Delay(until_ms) = &mut self.stopping
             && policy.shutdown_delay_ms == 0
@@ -173,7 +174,8 @@ impl AllocationRunner {
         }
     }
 
-    /// The agent has started again: how long the run may take is for the servers to say.
+    /// The agent has started again. The limit of the run waits for the servers (see
+    /// [`RunLimit::hold`]).
     pub(crate) fn resumed(&mut self, now: Moment) {
         self.limit.hold(now);
     }
@@ -210,7 +212,7 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// Nothing can be prepared at the moment.
+    /// The directories cannot be prepared yet. Each task records why.
     pub(crate) fn waits(&mut self, why: &str, now: Moment) {
         for task in self.tasks.iter_mut().filter(|task| !task.is_dead()) {
             task.waits(why, now);
@@ -218,7 +220,7 @@ impl AllocationRunner {
         self.changed = true;
     }
 
-    /// Nothing could be prepared: every task fails.
+    /// The directories could not be prepared, so every task fails.
     pub(crate) fn setup_failed(&mut self, error: &str, fault: Fault, now: Moment) {
         for task in self.tasks.iter_mut().filter(|task| !task.is_dead()) {
             task.setup_failed(error, fault, now);
@@ -241,7 +243,7 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// The servers want it to end. Idempotent.
+    /// Begins to stop the allocation. Idempotent.
     pub(crate) fn stop(&mut self, policy: &GroupPolicy, now: Moment, out: &mut Vec<Action>) {
         if self.is_stopping() || self.is_terminal() {
             return;
@@ -255,7 +257,8 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// Restarts the running tasks among these, `named` if somebody chose them; how many there were.
+    /// Restarts the running ones of `tasks`. `named`: the user chose them by name. Returns how many
+    /// are restarted.
     pub(crate) fn restart(
         &mut self,
         tasks: &[usize],
@@ -267,14 +270,14 @@ impl AllocationRunner {
         tasks.iter().filter(|task| self.tasks[**task].restart(**task, named, now, out)).count()
     }
 
-    /// The runs of these tasks that end so that another begins: position and attempt.
+    /// The runs of `tasks` that are ending so that another can begin, as (position, attempt).
     pub(crate) fn ending_to_restart(&self, tasks: &[usize]) -> Vec<(usize, u32)> {
         let runs = tasks.iter().map(|task| (*task, &self.tasks[*task]));
         runs.filter(|(_, run)| run.ends_to_restart()).map(|(at, run)| (at, run.attempt)).collect()
     }
 
-    /// Runs all tasks anew, those that have ended too. False: the allocation has ended, or is to
-    /// end, so that its resources are given to others.
+    /// Restarts all tasks, including those that have ended. `false`: the allocation has ended or is
+    /// being stopped, so its resources go to others; or no task needed a restart.
     pub(crate) fn restart_all(&mut self, now: Moment, out: &mut Vec<Action>) -> bool {
         if self.is_terminal() || self.is_stopping() {
             return false;
@@ -287,13 +290,13 @@ impl AllocationRunner {
         restarted
     }
 
-    /// Notes a signal that is sent to a task. False: it does not run.
+    /// Records a signal that is sent to a task. `false`: the task does not run.
     pub(crate) fn signaled(&mut self, task: usize, signal: &str, now: Moment) -> bool {
         self.changed = true;
         self.tasks[task].signaled(signal, now)
     }
 
-    /// Does what is due. Returns how many tasks have to end because the allocation runs too long.
+    /// Does what is due. Returns how many tasks must end because the allocation ran too long.
     pub(crate) fn tick(
         &mut self,
         policy: &GroupPolicy,
@@ -317,7 +320,8 @@ impl AllocationRunner {
         too_long
     }
 
-    /// See [`TaskRunner::rewind`]. Nothing runs any more: a stop has nothing left to wait for.
+    /// Rewinds all tasks, see [`TaskRunner::rewind`]. No process is left, so a shutdown delay in
+    /// progress ends.
     pub(crate) fn rewind(
         &mut self,
         policy: &GroupPolicy,
@@ -338,8 +342,8 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// A run that was asked for never began: [`Self::start`] asks for it again, which does not
-    /// count as a restart.
+    /// A run that was asked for never began. [`Self::start`] asks for it again. That does not count
+    /// as a restart.
     pub(crate) fn never_started(
         &mut self,
         policy: &GroupPolicy,
@@ -352,7 +356,7 @@ impl AllocationRunner {
     }
 
     /// A task's run was lost together with the agent that watched it. That is no failure:
-    /// [`Self::start`] runs it again at once, and no restart is counted.
+    /// [`Self::start`] runs the task again at once, without counting a restart.
     pub(crate) fn lost(
         &mut self,
         policy: &GroupPolicy,
@@ -364,9 +368,10 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// A task's run was found again: asks again for what was under way with it when the agent
-    /// ended. The others are asked when theirs are found: there are programs that end at once, and
-    /// badly, when they are signalled a second time.
+    /// A restarted agent has found a task's run. If a kill was in progress, it is asked for again,
+    /// for this task only: other tasks follow when their runs are found. A kill must not be
+    /// repeated without need, because some programs end at once, without cleaning up, at a second
+    /// signal.
     pub(crate) fn resume(
         &mut self,
         policy: &GroupPolicy,
@@ -378,17 +383,17 @@ impl AllocationRunner {
         self.settle(policy, now, out);
     }
 
-    /// A run of a task may be there that nothing is stored of.
+    /// A run of a task may exist of which nothing is stored.
     pub(crate) fn found(&mut self, task: usize, attempt: u32) {
         self.tasks[task].found(attempt);
     }
 
-    /// Something is to be stored and reported.
+    /// Whether there is something to store and report.
     pub(crate) fn is_changed(&self) -> bool {
         self.changed
     }
 
-    /// Whether something changed since the last call; if so the sequence has risen.
+    /// Whether something changed since the last call. If so, increments the sequence.
     pub(crate) fn take_changed(&mut self) -> bool {
         if !std::mem::take(&mut self.changed) {
             return false;
@@ -397,7 +402,7 @@ impl AllocationRunner {
         true
     }
 
-    /// Adopts the sequence that the servers know of, when it is higher than ours.
+    /// Takes over the sequence that the servers have, if it is higher.
     pub(crate) fn raise_sequence(&mut self, known: u64) {
         if known > self.sequence {
             self.sequence = known;
@@ -405,7 +410,7 @@ impl AllocationRunner {
         }
     }
 
-    /// The status as a whole.
+    /// The status of the allocation as a whole.
     pub(crate) fn client_status(&self) -> ClientStatus {
         if self.is_terminal() {
             let failed = !self.limit.is_over() && self.tasks.iter().any(|task| task.failed);
@@ -413,7 +418,7 @@ impl AllocationRunner {
         }
         let begun = self.tasks.iter().any(|task| match task.phase {
             Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing | Phase::Dead => true,
-            // One that was rewound is pending too.
+            // A task that ran before and was rewound is pending too.
             Phase::Pending | Phase::Starting | Phase::Waiting { .. } => task.started_at_ms > 0,
         });
         if begun { ClientStatus::Running } else { ClientStatus::Pending }
@@ -443,7 +448,7 @@ impl AllocationRunner {
         }
     }
 
-    /// Why a failure is the node's fault, if it is.
+    /// Why a task failed, if the node caused it.
     fn node_failure(&self) -> Option<String> {
         let mut ends = self.tasks.iter().filter(|task| task.is_dead() && task.failed);
         if self.limit.is_over() {
@@ -456,7 +461,8 @@ impl AllocationRunner {
         self.seed.wrapping_add(task as u64)
     }
 
-    /// Lets the state of the group take effect on its tasks.
+    /// Applies the rules of the group to its tasks after any change: stop the leader first, stop
+    /// all when the leader ends or a task fails.
     fn settle(&mut self, policy: &GroupPolicy, now: Moment, out: &mut Vec<Action>) {
         self.changed = true;
         let leader = policy.tasks.iter().position(|task| task.leader);
@@ -491,7 +497,7 @@ impl AllocationRunner {
                 task.kill(position, &policy.tasks[position], reason, now, out);
             }
         }
-        // Killing what had not started ends it at once, which may let the others go.
+        // A leader that had not started is dead at once. Then the other tasks can be killed too.
         let leader_ended = only.is_some_and(|only| self.tasks[only].is_dead());
         if leader_ended {
             self.kill_all(policy, reason, None, now, out);

@@ -1,5 +1,5 @@
-//! What is to be run: the servers' message, checked once at the edge. Names that become parts of
-//! paths are checked here and nowhere else.
+//! The specification of an allocation: the servers' message, checked once. Names that become parts
+//! of paths are checked here and nowhere else.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use std::{
@@ -27,7 +27,7 @@ const KILL_TIMEOUT_MS_MAX: u64 = 24 * 3600 * 1000;
 /// Names inside an allocation's directory that no task may have.
 const RESERVED_NAMES: [&str; 3] = [".", "..", "alloc"];
 
-/// An allocation as it is to be run.
+/// An allocation to run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AllocationSpec {
     pub id: AllocationId,
@@ -41,18 +41,18 @@ pub struct AllocationSpec {
     pub(crate) name_index: u32,
     pub(crate) evaluation: Option<EvaluationId>,
     pub(crate) previous: Option<AllocationId>,
-    /// Evicted from this node to make room for this one.
+    /// The allocations that were evicted from this node to make room for this one.
     pub(crate) preempted: Vec<AllocationId>,
     pub(crate) region: String,
     pub(crate) datacenter: String,
     pub(crate) address: String,
     pub(crate) ports: Vec<PortSpec>,
     pub tasks: Vec<TaskSpec>,
-    /// Of the job and the group. It is here once, for all tasks.
+    /// Meta of the job and the group, stored once for all tasks.
     pub(crate) meta: BTreeMap<String, String>,
-    /// What the job was dispatched with, in base64.
+    /// The payload that the job was dispatched with, in base64.
     pub(crate) payload: String,
-    /// What the group asks for, shown only.
+    /// Disk that the group asks for. Not enforced, only shown.
     pub disk_mb: u64,
     pub(crate) policy: GroupPolicy,
 }
@@ -73,21 +73,21 @@ pub struct TaskSpec {
     pub(crate) user: String,
     pub(crate) config_json: String,
     pub(crate) env: BTreeMap<String, String>,
-    /// Its own; it goes over that of the allocation.
+    /// Meta of the task. It overrides [`AllocationSpec::meta`].
     pub(crate) meta: BTreeMap<String, String>,
     pub cpu_mhz: u64,
     pub memory_mb: u64,
     pub memory_max_mb: u64,
     pub(crate) cores: u32,
     pub(crate) kill_signal: String,
-    /// 0: output is not kept.
+    /// How many log files to keep; 0: output is discarded.
     pub(crate) log_files_max: u32,
     pub(crate) log_file_mb_max: u32,
     /// File below `local/` that gets the payload; empty: none.
     pub(crate) dispatch_payload: String,
 }
 
-/// The servers' message cannot be run.
+/// Why a message of the servers cannot be run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SpecError {
     #[error("the allocation has no id of 16 bytes")]
@@ -109,8 +109,8 @@ pub(crate) enum SpecError {
 }
 
 impl AllocationSpec {
-    /// The same with its tasks in the order of those that run: a task is known by its place. None:
-    /// they are not the same tasks.
+    /// This specification with its tasks in the order of `running`, because a running task is
+    /// identified by its position. `None`: the two have different tasks.
     pub(crate) fn in_order_of(self: &Arc<Self>, running: &Self) -> Option<Arc<Self>> {
         let places: BTreeMap<&str, usize> =
             running.tasks.iter().zip(0..).map(|(task, place)| (&*task.name, place)).collect();
@@ -129,8 +129,8 @@ impl AllocationSpec {
         Some(Arc::new(ordered))
     }
 
-    /// Checks what was read back: its names become parts of paths, and a task is known by its
-    /// place.
+    /// Checks a specification that was read from disk. Its names become parts of paths, and its
+    /// policies must be in the order of its tasks.
     pub(crate) fn check(&self) -> Result<(), SpecError> {
         if self.tasks.is_empty() {
             return Err(SpecError::NoTasks);
@@ -144,7 +144,7 @@ impl AllocationSpec {
         if same { Ok(()) } else { Err(SpecError::Policies) }
     }
 
-    /// Checks a message.
+    /// Parses and checks a message of the servers.
     pub(crate) fn parse(message: v1::Allocation) -> Result<Self, SpecError> {
         let id = AllocationId::from_slice(&message.id).ok_or(SpecError::Id)?;
         let policy = group_policy(&message)?;
@@ -187,13 +187,14 @@ impl AllocationSpec {
     }
 }
 
-/// What is to stay when a whole set is sent: what it says now, and what it says is to follow.
+/// The ids of the allocations to keep when the servers send the complete set: those in this batch,
+/// and those that later batches will bring.
 pub(crate) fn present(batch: &v1::AllocationBatch) -> BTreeSet<AllocationId> {
     let said = batch.allocations.iter().map(|one| &one.id);
     said.chain(&batch.present).filter_map(|id| AllocationId::from_slice(id)).collect()
 }
 
-/// What the machine needs of a message.
+/// The part of a message that the allocation's state machine needs.
 pub(crate) fn group_policy(message: &v1::Allocation) -> Result<GroupPolicy, SpecError> {
     if message.tasks.is_empty() {
         return Err(SpecError::NoTasks);
@@ -280,7 +281,8 @@ fn restart_policy(policy: v1::RestartPolicy) -> RestartPolicy {
     }
 }
 
-/// Nomad's defaults: service 2 in 30 minutes, batch 3 in 24 hours, 15 s apart.
+/// Nomad's defaults: 2 attempts in 30 minutes for service jobs, 3 in 24 hours for batch jobs, with
+/// a delay of 15 s.
 fn default_restart(for_ever: bool) -> RestartPolicy {
     let (attempts, hours_ms) = if for_ever { (2, 30 * 60 * 1000) } else { (3, 24 * 3600 * 1000) };
     RestartPolicy { attempts, interval_ms: hours_ms, delay_ms: 15_000, mode: RestartMode::Fail }

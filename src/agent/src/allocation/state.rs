@@ -1,5 +1,5 @@
-//! The agent's state directory: who the node is, and what it was running. One process at a time
-//! holds it, by a lock.
+//! The agent's state directory: the node's identity, and the state of its allocations. A file lock
+//! lets only one process use it at a time.
 //!
 //! ```text
 //!  data_dir/LOCK  identity.json
@@ -8,11 +8,11 @@
 //!           allocs/<allocation id>/alloc/logs alloc/data
 //!                                  <task>/local  <task>/secrets
 //! ```
-//! `allocs` is what tasks may write into. `runs` is the agent's own: tasks of other users cannot
-//! reach it, and no task is told of it.
+//! Tasks may write into `allocs`. `runs` belongs to the agent: tasks of other users cannot read it,
+//! and no task is told its path.
 //!
-//! Invariants: an attempt is in `state.json` before its executor is launched, so that a restarted
-//! agent finds every process; what is stored can be read back.
+//! Invariants: a run is in `state.json` before its executor is launched, so that a restarted agent
+//! finds every process. Whatever is stored can be read back.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use std::{
@@ -46,21 +46,22 @@ use crate::{
     machine::users::find_user,
 };
 
-/// In the agent's own folder of an allocation: what is stored of it.
+/// The state file, in the agent's own folder of an allocation.
 const STATE_FILE: &str = "state.json";
-/// What allocations work in, by their ids.
+/// The folder with the working directories of allocations, by id.
 pub(crate) const ALLOCATIONS: &str = "allocs";
-/// The agent's own folders of allocations, by their ids.
+/// The folder with the agent's own folders of allocations, by id.
 pub(crate) const RUNS: &str = "runs";
-/// In an allocation's own folder: the files of all its executors.
+/// In the agent's own folder of an allocation: the files of its executors.
 const TASKS: &str = "tasks";
 
-/// Who the node is; made once with the directory.
+/// The node's identity. It is made once, together with the directory.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct NodeIdentity {
     generation: u16,
     pub(crate) node_id: [u8; 16],
-    /// Fixed at the first registration: another agent cannot take the id.
+    /// The servers remember the secret from the first registration. So another agent cannot take
+    /// the id.
     pub(crate) secret: [u8; 16],
     directory_id: [u8; 16],
 }
@@ -71,13 +72,14 @@ impl NodeIdentity {
         Self { generation: GENERATION, node_id, secret, directory_id }
     }
 
-    /// What makes an incarnation: the directory and the boot. Both are random and 16 bytes, so
-    /// their sum names the pair.
+    /// Identifies the pair of directory and boot, which is an incarnation of the node. Both ids are
+    /// random and have 16 bytes, so their sum is unique for the pair.
     pub(crate) fn incarnation_identity(&self, boot_id: [u8; 16]) -> [u8; 16] {
         std::array::from_fn(|i| self.directory_id[i].wrapping_add(boot_id[i]))
     }
 
-    /// The identity of simulated node `number`: derived, so that it is stable in the directory.
+    /// The identity of the simulated node `number`. It is derived from this one, so that it stays
+    /// the same as long as the directory exists.
     pub(crate) fn derive(&self, number: u32) -> Self {
         let spread = |bytes: [u8; 16], salt: u64| -> [u8; 16] {
             let word = |range: std::ops::Range<usize>| {
@@ -100,24 +102,24 @@ impl NodeIdentity {
     }
 }
 
-/// What is stored of an allocation.
+/// The stored state of an allocation.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct StoredAllocation {
     pub(crate) generation: u16,
     pub(crate) boot_id: [u8; 16],
-    /// Nothing runs because the agent stopped it when it ended, or the machine has booted: it is to
+    /// The agent stopped the allocation's tasks when it ended, or the machine has booted. The tasks
     /// start again.
     pub(crate) suspended: bool,
     pub(crate) spec: Arc<AllocationSpec>,
     pub(crate) runner: AllocationRunner,
 }
 
-/// What was in the directory.
+/// The content of the directory at the agent's start.
 pub(crate) struct Loaded {
     pub(crate) stored: Vec<StoredAllocation>,
-    /// What is stored of these cannot be read.
+    /// Allocations whose stored state cannot be read.
     pub(crate) unreadable: Vec<(AllocationId, io::Error)>,
-    /// These have folders, and nothing is stored of them.
+    /// Allocations that have folders but no stored state.
     pub(crate) unknown: BTreeSet<AllocationId>,
 }
 
@@ -125,7 +127,7 @@ pub(crate) struct Loaded {
 #[derive(Debug)]
 pub struct StateDirectory {
     root: PathBuf,
-    /// Held, not used.
+    /// Keeps the lock.
     _lock: File,
     pub(crate) boot_id: [u8; 16],
 }
@@ -155,7 +157,7 @@ impl StateDirectory {
         Self::open_in_boot(path, read_boot_id().map_err(fail)?)
     }
 
-    /// The same on a machine that calls its present life by this id.
+    /// Like [`Self::open`], with the boot id as an argument, for simulations.
     pub(crate) fn open_in_boot(
         path: &Path,
         boot_id: [u8; 16],
@@ -180,10 +182,10 @@ impl StateDirectory {
         files::create_directory(&runs).map_err(fail)?;
         fs::set_permissions(&runs, fs::Permissions::from_mode(0o700)).map_err(fail)?;
         let identity_path = root.join("identity.json");
-        // A process that was killed just before it synced the name leaves one that a power cut
-        // takes back.
+        // An earlier process may have been killed before it synced the name of the file, so that a
+        // power cut could remove it. Sync the name now.
         files::sync_directory(&root).map_err(fail)?;
-        // A file of another generation need not have the fields of this one.
+        // Check the generation first: another generation may have other fields.
         if let Some(stamp) = files::read_json::<Stamp>(&identity_path).map_err(fail)? {
             stamp.check().map_err(|other| StateError::Generation(root.clone(), other))?;
         }
@@ -214,7 +216,8 @@ impl StateDirectory {
         AllocationDirectory { root: self.allocations().join(&name), own: self.runs().join(name) }
     }
 
-    /// All stored allocations. Each stands for itself: what cannot be read is left where it is.
+    /// Loads all stored allocations. One that cannot be read does not stop the others; it is left
+    /// on disk.
     pub(crate) fn load(&self) -> io::Result<Loaded> {
         let (mut stored, mut unreadable) = (Vec::new(), Vec::new());
         let mut unknown = BTreeSet::new();
@@ -228,7 +231,7 @@ impl StateDirectory {
         Ok(Loaded { stored, unreadable, unknown })
     }
 
-    /// Allocations that have a folder.
+    /// The allocations that have a folder.
     fn ids(&self) -> io::Result<BTreeSet<AllocationId>> {
         let mut ids = BTreeSet::new();
         for folder in [self.allocations(), self.runs()] {
@@ -241,13 +244,13 @@ impl StateDirectory {
         Ok(ids)
     }
 
-    /// The file system that the directory is on.
+    /// The path of the directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 }
 
-/// The directory of one allocation, and the agent's own folder of it.
+/// The working directory of one allocation, and the agent's own folder for it.
 #[derive(Clone, Debug)]
 pub struct AllocationDirectory {
     root: PathBuf,
@@ -255,7 +258,7 @@ pub struct AllocationDirectory {
 }
 
 impl AllocationDirectory {
-    /// Its path.
+    /// The path of the working directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -296,7 +299,7 @@ impl AllocationDirectory {
             if let Some(secrets) = directories.last() {
                 secrets.set_mode(0o700)?;
             }
-            // Whether the user exists is judged when the task is started.
+            // A user that does not exist is reported when the task is started, not here.
             let owner = Some(&task.user).filter(|user| !user.is_empty());
             let owner = owner.and_then(|user| find_user(user).ok());
             if let Some((uid, gid)) = owner {
@@ -311,17 +314,17 @@ impl AllocationDirectory {
         Ok(())
     }
 
-    /// Stores how far it got.
+    /// Stores the state of the allocation.
     pub(crate) fn store(&self, stored: &StoredAllocation) -> io::Result<()> {
         files::create_directory(&self.own)?;
         files::write_json(&self.own.join(STATE_FILE), stored)
     }
 
-    /// What is stored of it, if anything is.
+    /// Loads the stored state. `None`: there is none.
     fn load(&self, id: AllocationId) -> io::Result<Option<StoredAllocation>> {
         let path = self.own.join(STATE_FILE);
         let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
-        // A file of another generation need not have the fields of this one.
+        // Check the generation first: another generation may have other fields.
         if let Some(stamp) = files::read_json::<Stamp>(&path)? {
             stamp.check().map_err(|other| invalid(format!("it is {other}")))?;
         }
@@ -333,46 +336,46 @@ impl AllocationDirectory {
         Ok(Some(stored))
     }
 
-    /// The newest attempt of a task that has files.
+    /// The newest run of a task that has files.
     pub(crate) fn last_attempt(&self, task: &str) -> Option<u32> {
         let entries = fs::read_dir(self.runs().join(task)).ok()?;
         entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).max()
     }
 
-    /// Deletes everything of an allocation of which nothing runs any more. What is left of it,
-    /// because something is mounted there, say, is tried again by the next agent, which finds
-    /// nothing stored of it.
+    /// Deletes all files of an allocation. None of its tasks may run any more. If something remains
+    /// (for example because a file system is mounted there), the next start of the agent finds a
+    /// folder without stored state, and tries again.
     pub(crate) fn remove(&self) -> io::Result<()> {
         remove_tree(&self.own)?;
         remove_tree(&self.root)
     }
 }
 
-/// A directory by its descriptor. A task that owns the one above can put a link in its place at any
-/// time: what is done here is done to the directory all the same, and never to what a link leads
-/// to.
+/// A directory, held by its file descriptor. A task that owns the parent directory can put a link
+/// in its place at any time. Work through the descriptor still reaches the real directory, and
+/// never the target of a link.
 struct HeldDirectory(OwnedFd);
 
 impl HeldDirectory {
-    /// That of an allocation; made, if it is not there.
+    /// Opens an allocation's directory, and makes it first if necessary.
     fn of(path: &Path) -> io::Result<Self> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         };
-        // The one above is the agent's.
+        // The parent belongs to the agent, so it can be opened by path.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let parent = Self(rustix::fs::open(parent, flags, Mode::empty())?);
         parent.make(&name.to_string_lossy())
     }
 
-    /// Makes a directory in it, if it is not there. Refuses a link, and what something is mounted
-    /// on: it would be given another owner and mode.
+    /// Opens a directory inside this one, and makes it first if necessary. Refuses a symbolic link
+    /// and a mount point: the caller would change the owner and mode of a foreign directory.
     fn make(&self, name: &str) -> io::Result<Self> {
         match rustix::fs::mkdirat(&self.0, name, Mode::from(0o755)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        // A descriptor of this kind needs no permission to read the directory.
+        // `O_PATH` works without permission to read the directory.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let within = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
         let held = rustix::fs::openat2(&self.0, name, flags, Mode::empty(), within);
@@ -392,8 +395,8 @@ impl HeldDirectory {
         chown(self.path(), Some(uid), Some(gid))
     }
 
-    /// Makes a file of the payload (which is in base64) at a path below it, unless there is one:
-    /// what a task has made of it stays.
+    /// Writes the payload (base64) to a file below this directory. If the file exists, it is left
+    /// as it is, because the task may have changed it.
     fn put_payload(&self, file: &str, payload: &str, owner: Option<(u32, u32)>) -> io::Result<()> {
         let payload = BASE64_STANDARD
             .decode(payload)
@@ -410,7 +413,8 @@ impl HeldDirectory {
         if fs::symlink_metadata(&path).is_ok() {
             return Ok(());
         }
-        // Whole or not at all: the agent may end between the two.
+        // Written to a temporary file and renamed, so that a crash of the agent leaves no
+        // half-written file.
         let temporary = held.path().join(format!(".{name}.tmp"));
         remove_tree(&temporary)?;
         let mut options = OpenOptions::new();
@@ -422,14 +426,14 @@ impl HeldDirectory {
         fs::rename(&temporary, &path)
     }
 
-    /// Leads to the directory itself, whatever its name is by now.
+    /// A path that leads to the held directory, even if it has been renamed.
     fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
 }
 
 impl StoredAllocation {
-    /// A value of this binary's generation.
+    /// A state in this binary's format.
     pub(crate) fn new(
         boot_id: [u8; 16],
         suspended: bool,
@@ -440,7 +444,7 @@ impl StoredAllocation {
     }
 }
 
-/// Where the files of executors are, of all allocations of an agent with this folder.
+/// The folders with the executors' files of all allocations in an agent's data directory.
 pub fn run_directories(data_dir: &Path) -> io::Result<Vec<PathBuf>> {
     match fs::read_dir(data_dir.join(RUNS)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),

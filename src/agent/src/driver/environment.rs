@@ -1,5 +1,6 @@
-//! The environment that a task gets: Nomad's names, then the task's own, interpolated. Nothing of
-//! the agent's environment gets in but the few variables that a program on this host needs.
+//! Builds the environment of a task: Nomad's variables, then the task's own, with `${…}` replaced.
+//! From the agent's environment a task gets only the few variables that a program on this host
+//! needs.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,14 +11,16 @@ use crate::{
     machine::address::with_port,
 };
 
-/// What a program run on the host itself gets from the agent's environment.
+/// The variables of the agent's environment that a task on the host gets.
 const HOST_VARIABLES: [&str; 7] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ"];
 
 /// The names for a task: its whole environment, other spellings of it, and the node's properties.
 ///
-/// Meta may refer to what stands before it and to the node, a task's own variables to meta as well,
-/// neither to its own kind. What this takes is many times what the job says: it is made when a task
-/// is started, for a few of them at a time, and not kept.
+/// Meta may refer to the variables set before it and to the node. A task's own variables may refer
+/// to meta too. Neither may refer to its own kind.
+///
+/// The result can be many times larger than the job's texts. So it is built when a task starts, for
+/// a few tasks at a time, and is not kept.
 pub(crate) fn names(
     spec: &AllocationSpec,
     task: &TaskSpec,
@@ -26,8 +29,8 @@ pub(crate) fn names(
     room: &mut Room,
 ) -> Result<Names, TooLong> {
     let mut env = host_variables();
-    // A job that names no region says `global`: what asks for that is refused where the servers
-    // have a name of their own.
+    // The node's region is used first. A job without a region has `global`, and servers with
+    // another region name would refuse requests for that.
     let region = node.get("node.region").unwrap_or(&spec.region);
     identity(spec, task, region, &mut env);
     let own = directory.task(&task.name);
@@ -38,7 +41,7 @@ pub(crate) fn names(
     set("TMPDIR", own.join("tmp").display().to_string());
     let mut names = Names { env, spellings: BTreeMap::new(), node: Arc::clone(node) };
     publish(ports(spec), &mut names);
-    // A task's own meta goes over the group's.
+    // A task's own meta overrides the group's.
     let of_group = spec.meta.iter().filter(|(key, _)| !task.meta.contains_key(*key));
     let meta = expanded(of_group.chain(&task.meta), &names, room)?;
     publish(meta_variables(&meta), &mut names);
@@ -58,9 +61,10 @@ fn expanded<'a>(
     pairs.map(|(key, value)| Ok((pair(key)?, pair(value)?))).collect()
 }
 
-/// Gives variables to the environment under names that it can have. A name that is taken stays:
-/// another one that would become the same is kept as the job spells it. `NOMAD_META_a.b` is there
-/// with the dot, as in Nomad, and where that is free also in a form for shells.
+/// Adds variables to the environment, under names that are legal there. Characters that are not
+/// legal become `_`. If that gives a name that is taken, the variable keeps the job's spelling.
+/// `NOMAD_META_a.b` keeps its dot, as in Nomad. If `NOMAD_META_a_b` is free, it is set too, because
+/// shells cannot read a name with a dot.
 fn publish(variables: BTreeMap<String, String>, names: &mut Names) {
     let mut env = BTreeMap::new();
     let (fitting, others): (Vec<_>, Vec<_>) =
@@ -85,7 +89,8 @@ fn publish(variables: BTreeMap<String, String>, names: &mut Names) {
     names.spellings.extend(variables);
 }
 
-/// Each key as it is written and in capitals; as written wins.
+/// Meta as variables: each key as it is written, and in capitals. If both give one name, the key as
+/// written wins.
 fn meta_variables(meta: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let named = |(key, value): (String, &String)| (format!("NOMAD_META_{key}"), value.clone());
     let capitals = meta.iter().map(|(key, value)| (key.to_uppercase(), value));
@@ -130,7 +135,7 @@ fn identity(
     set("DC", spec.datacenter.clone());
     set("CPU_LIMIT", task.cpu_mhz.to_string());
     set("MEMORY_LIMIT", task.memory_mb.to_string());
-    // Without a limit there is nothing to tell.
+    // `memory_max` is not set, or unlimited.
     if ![0, fsm::job::TaskResources::UNLIMITED].contains(&task.memory_max_mb) {
         set("MEMORY_MAX_LIMIT", task.memory_max_mb.to_string());
     }
@@ -154,7 +159,7 @@ fn ports(spec: &AllocationSpec) -> BTreeMap<String, String> {
     out
 }
 
-/// What cannot be in a variable's name becomes `_`.
+/// Replaces each character that is not legal in a variable's name by `_`.
 fn clean(key: &str, with_dots: bool) -> String {
     let fits = |place: usize, c: char| {
         let letter = c.is_ascii_alphabetic() || c == '_' || (with_dots && c == '.');

@@ -1,15 +1,15 @@
-//! `${…}` in what a job says: environment, meta, driver configuration, user. What is not known
+//! Replaces `${…}` in a job's texts: environment, meta, driver configuration, user. An unknown name
 //! stays as it is written, so that a shell's own `${X}` in an argument survives.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::Value;
 
-/// What the texts of one task may come to together, bytes: more than the kernel passes on to a
-/// program.
+/// How many bytes the texts of one task may have together after replacement. It is more than the
+/// kernel passes on to a program.
 const EXPANDED_BYTES_MAX: usize = 4 << 20;
 
-/// How much longer the texts of one task may still become.
+/// How many more bytes the texts of one task may have.
 #[derive(Debug)]
 pub(crate) struct Room(usize);
 
@@ -19,27 +19,28 @@ impl Default for Room {
     }
 }
 
-/// A short text can name a long value any number of times.
+/// The texts became too long: a short text can refer to a long value many times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "with their references replaced the texts of the task have more than {EXPANDED_BYTES_MAX} bytes"
 )]
 pub(crate) struct TooLong;
 
-/// The names that can be used.
+/// The names that `${…}` may use, with their values.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names {
     /// The task's environment: `${NOMAD_…}`, `${env["X"]}`, and any variable by its bare name.
     pub(crate) env: BTreeMap<String, String>,
-    /// Names as the job spells them, where the environment has another spelling: `NOMAD_PORT_a-b`.
+    /// Names as the job spells them, if a variable's name in the environment differs:
+    /// `NOMAD_PORT_a-b`.
     pub(crate) spellings: BTreeMap<String, String>,
-    /// The node's: `node.unique.id`, `attr.…`, `meta.…`.
+    /// The node's properties: `node.unique.id`, `attr.…`, `meta.…`.
     pub(crate) node: Arc<BTreeMap<String, String>>,
 }
 
 impl Names {
-    /// Replaces every known `${name}`. Each part of the text is looked at once: what opens again
-    /// before it closes is no name.
+    /// Replaces every known `${name}`. A `${` inside another one begins a new name; the outer one
+    /// is left as text. So the text is read only once, in linear time.
     pub(crate) fn expand(&self, text: &str, room: &mut Room) -> Result<String, TooLong> {
         let mut out = String::new();
         let mut push = |part: &str| {
@@ -65,7 +66,8 @@ impl Names {
         Ok(out)
     }
 
-    /// Replaces every known `${name}` in all texts of a driver's configuration. Keys stay.
+    /// Replaces every known `${name}` in all values of a driver's configuration. Keys are left
+    /// alone.
     pub(crate) fn expand_all(&self, value: &mut Value, room: &mut Room) -> Result<(), TooLong> {
         match value {
             Value::String(text) if text.contains("${") => *text = self.expand(text, room)?,

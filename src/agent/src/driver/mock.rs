@@ -1,6 +1,6 @@
-//! `mock`: a run that only pretends, by timers, as scripted in its config. No process, so that one
-//! agent can hold thousands. Simulated nodes use the script without the timers here. A simulated
-//! machine has a table of processes, from which it can be seen what runs.
+//! `mock`: a run that only pretends, as its configuration says. It uses timers and has no process,
+//! so that one agent can hold thousands. Simulated nodes use the script without these timers. A
+//! simulated machine has a table of processes that shows what is running.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -16,41 +16,41 @@ use crate::{
 use calendar::duration;
 use ground::rt::{self, sleep, watch};
 
-/// Its own name.
+/// The driver's usual name.
 pub(crate) const NAME: &str = "mock";
 
 /// One run of a task.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct RunId {
-    /// Of this allocation.
+    /// The allocation.
     pub allocation: AllocationId,
-    /// Its name in the group.
+    /// Name of the task in its group.
     pub task: String,
-    /// Rises with each start.
+    /// Number of the run, from 1.
     pub attempt: u32,
 }
 
-/// What runs on a simulated machine: as processes do, it goes on when the agent is gone, and ends
+/// The processes of a simulated machine. Like real ones, they go on when the agent is gone, and end
 /// with the machine.
 pub trait ProcessTable: Send + Sync + 'static {
-    /// A run begins; it ends by itself after so long, if that is given.
+    /// Records that a run begins. It ends by itself after `lasts`, if that is given.
     fn begins(&self, run: &RunId, lasts: Option<Duration>);
-    /// What became of a run; `None`: it never began here.
+    /// Looks for a run. `None`: it never began on this machine.
     fn find(&self, run: &RunId) -> Option<Process>;
-    /// A run was killed.
+    /// Records that a run was killed.
     fn ends(&self, run: &RunId);
 }
 
-/// One that began, whether or not it still runs.
+/// A run that began, whether or not it still goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Process {
     /// Milliseconds since the Unix epoch.
     pub began_at_ms: u64,
-    /// An agent has ended it.
+    /// An agent has killed it.
     pub killed: bool,
 }
 
-/// What a run is to look like; the fields are those of Nomad's mock driver.
+/// How a run behaves. The fields are those of Nomad's mock driver.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Script {
     /// How long it runs, ms; `None`: until it is killed.
@@ -60,11 +60,11 @@ pub(crate) struct Script {
     pub(crate) exit_error: Option<String>,
     pub(crate) start_error: Option<String>,
     pub(crate) start_error_recoverable: bool,
-    /// The start fails by the node's fault, with these words.
+    /// The start fails with this message, as the node's fault.
     pub(crate) node_failure: Option<String>,
     /// How long starting takes, ms.
     pub(crate) start_block_for_ms: u64,
-    /// How long it lives on after a kill, ms; SIGKILL ends it at the timeout all the same.
+    /// How long it lives after a kill, ms. SIGKILL ends it at the kill timeout at the latest.
     pub(crate) kill_after_ms: u64,
 }
 
@@ -82,7 +82,7 @@ struct Config {
     kill_after: Option<DurationValue>,
 }
 
-/// Go's form (`1m30s`), or nanoseconds as Nomad's JSON has it.
+/// A duration in Go's form (`1m30s`), or in nanoseconds as in Nomad's JSON.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum DurationValue {
@@ -91,7 +91,7 @@ enum DurationValue {
 }
 
 impl Script {
-    /// Reads a config block. Without `run_for` the run lasts until it is killed.
+    /// Parses a configuration. Without `run_for` the run lasts until it is killed.
     pub(crate) fn parse(config_json: &str) -> Result<Self, StartError> {
         let text = if config_json.trim().is_empty() { "{}" } else { config_json };
         let config: Config = serde_json::from_str(text).map_err(|error| {
@@ -111,7 +111,7 @@ impl Script {
         })
     }
 
-    /// Why it does not start.
+    /// The error of the start, if the script has one.
     pub(crate) fn start_failure(&self) -> Option<StartError> {
         if let Some(message) = self.node_failure.clone() {
             return Some(StartError { message, recoverable: true, fault: Fault::Node });
@@ -120,7 +120,7 @@ impl Script {
         Some(StartError { message, recoverable: self.start_error_recoverable, fault })
     }
 
-    /// How it ends by itself.
+    /// The result when the run ends by itself.
     pub(crate) fn natural_end(&self) -> ExitResult {
         let exit_code = match (self.exit_code, self.exit_signal) {
             (0, signal) if signal != 0 => code_of_signal(signal),
@@ -134,7 +134,7 @@ impl Script {
         }
     }
 
-    /// How it ends by a kill, and how long that takes, ms.
+    /// How long the run takes to end after a kill, in ms, and its result.
     pub(crate) fn killed_end(&self, timeout_ms: u64) -> (u64, ExitResult) {
         let signal = if self.kill_after_ms > timeout_ms { 9 } else { 2 };
         let exit =
@@ -158,11 +158,11 @@ impl DurationValue {
 
 /// A pretended run.
 pub(crate) struct MockRun {
-    /// Where the machine is simulated.
+    /// Id of the run and the table that holds it, if the machine is simulated.
     listed: Option<(RunId, Arc<dyn ProcessTable>)>,
     script: Script,
     started_at_ms: u64,
-    /// The kill's timeout, once it was asked for.
+    /// The timeout of the kill, ms. `None`: no kill was asked for.
     killed: watch::Sender<Option<u64>>,
 }
 
@@ -174,8 +174,8 @@ impl Driver for Mock {
         start(context).map(|run| Ok(Arc::new(run?) as Run)).boxed()
     }
 
-    /// A pretended run goes on while the agent is away, like a real one. Without a table of
-    /// processes it is there if it was seen to start.
+    /// A mock run goes on while the agent is away, like a real one. If there is no table of
+    /// processes, a run exists if its start was seen.
     fn recover<'a>(
         &'a self,
         context: &'a TaskContext,

@@ -1,5 +1,5 @@
-//! Drivers: how one run of a task is started, waited for, ended, and found again after the agent
-//! was restarted. A driver decides nothing about restarts.
+//! Drivers: how one run of a task is started, waited for, ended, and found again after a restart of
+//! the agent. A driver decides nothing about restarts of tasks.
 
 mod environment;
 pub(crate) mod interpolate;
@@ -20,18 +20,19 @@ use crate::{
     task::run::{Fault, Outcome, StartError},
 };
 
-/// A way of running tasks: a file of this folder, its `mod`, and its line in [`DRIVERS`].
+/// A driver. To add one, add a file to this folder, its `mod` line, and its line in [`DRIVERS`].
 pub(crate) trait Driver: Send + Sync + 'static {
-    /// What the machine has for it. Blocks: it reads files, and may run a program.
+    /// Looks for what the driver needs on this machine. Blocks: it may read files and run a
+    /// program.
     fn look(&self) -> Found {
         Found::default()
     }
 
-    /// Starts a run; returns when it runs.
+    /// Starts a run. Returns when it is running.
     fn start<'a>(&'a self, context: &'a TaskContext) -> BoxFuture<'a, Result<Run, StartError>>;
 
-    /// Finds a run again after the agent was restarted. `run_started_at_ms`: wall clock of its
-    /// start, 0 when it had not been seen to start.
+    /// Finds a run again after a restart of the agent. `run_started_at_ms`: when it started, wall
+    /// clock; 0 if its start was not seen.
     fn recover<'a>(
         &'a self,
         context: &'a TaskContext,
@@ -41,32 +42,32 @@ pub(crate) trait Driver: Send + Sync + 'static {
 
 /// One run of a task. Its files, if it has any, are in [`TaskContext::run_directory`].
 pub(crate) trait Running: Send + Sync + 'static {
-    /// Waits until a recovered run has started, or says why it did not.
+    /// Waits until a recovered run has started. The error says why it did not.
     fn started(&self) -> BoxFuture<'_, Result<(), StartError>>;
 
-    /// Waits for the end. May be dropped and called again.
+    /// Waits for the end of the run. The future may be dropped and the function called again.
     fn wait(&self) -> BoxFuture<'_, Outcome>;
 
     /// Sends a signal, by name or number.
     fn signal<'a>(&'a self, signal: &'a str) -> BoxFuture<'a, io::Result<()>>;
 
-    /// Asks for the end: the signal now (the driver's own if it is empty), SIGKILL after the
-    /// timeout.
+    /// Asks the run to end: sends the signal now (the driver's default if it is empty), and SIGKILL
+    /// after the timeout.
     fn kill<'a>(&'a self, signal: &'a str, timeout_ms: u64) -> BoxFuture<'a, io::Result<()>>;
 }
 
 /// A run that was started.
 pub(crate) type Run = Arc<dyn Running>;
 
-/// What a machine has for a driver. A driver that is not detected, or is not healthy, is shown to
-/// the servers, and gets no tasks.
+/// What a driver has found on the machine. A driver that is not detected or not healthy is shown to
+/// the servers, but gets no tasks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Found {
     pub(crate) detected: bool,
     pub(crate) healthy: bool,
-    /// For people.
+    /// Explanation for users.
     pub(crate) description: String,
-    /// By Nomad's names, without `driver.NAME.`.
+    /// Attributes by Nomad's names, without the prefix `driver.NAME.`.
     pub(crate) attributes: Vec<(&'static str, String)>,
 }
 
@@ -77,12 +78,12 @@ impl Default for Found {
     }
 }
 
-/// A driver and what it is called.
+/// A driver with its names.
 #[derive(Clone, Copy)]
 pub(crate) struct Listed {
-    /// The key of the configuration that switches it on.
+    /// The configuration key that enables it.
     key: &'static str,
-    /// Its names in jobs; the first is its own.
+    /// Its names in jobs; the first is the usual one, the others are aliases.
     names: &'static [&'static str],
     driver: &'static dyn Driver,
 }
@@ -98,7 +99,7 @@ macro_rules! listed {
 static DRIVERS: &[Listed] =
     &[listed!(raw_exec::RawExec, "raw_exec"), listed!(mock::Mock, "mock", "mock_driver")];
 
-/// The name of each driver, and the key of the configuration that switches it on.
+/// The name of each driver, and the configuration key that enables it.
 pub fn driver_keys() -> impl Iterator<Item = (&'static str, &'static str)> {
     DRIVERS.iter().map(|listed| (listed.name(), listed.key))
 }
@@ -109,12 +110,12 @@ impl Listed {
         DRIVERS.iter().find(|listed| listed.names.contains(&name)).copied()
     }
 
-    /// Its own name.
+    /// Its usual name.
     pub(crate) fn name(&self) -> &'static str {
         self.names.first().copied().unwrap_or_default()
     }
 
-    /// What the machine has for it. Blocks.
+    /// See [`Driver::look`]. Blocks.
     pub(crate) fn look(&self) -> Found {
         self.driver.look()
     }
@@ -130,22 +131,22 @@ impl PartialEq for Listed {
 #[derive(Clone, Default)]
 pub(crate) struct Drivers {
     offered: Arc<[Listed]>,
-    /// Holds the mock driver's runs where the machine is simulated.
+    /// The runs of the mock driver, if the machine is simulated.
     processes: Option<Arc<dyn ProcessTable>>,
 }
 
 impl Drivers {
-    /// These are offered.
+    /// A node that offers these drivers.
     pub(crate) fn new(offered: impl Into<Arc<[Listed]>>) -> Self {
         Self { offered: offered.into(), processes: None }
     }
 
-    /// Those of these names; a name that no driver has is left out.
+    /// A node that offers the drivers with these names. An unknown name is ignored.
     pub(crate) fn named(names: &[String]) -> Self {
         Self::new(names.iter().filter_map(|name| Listed::named(name)).collect::<Vec<_>>())
     }
 
-    /// The mock driver alone, on a machine with these processes.
+    /// A simulated node with the mock driver only, whose runs are in `processes`.
     pub(crate) fn simulated(processes: Arc<dyn ProcessTable>) -> Self {
         Self { processes: Some(processes), ..Self::named(&[mock::NAME.to_owned()]) }
     }
@@ -160,7 +161,7 @@ impl Drivers {
 #[derive(Clone)]
 pub(crate) struct TaskContext {
     pub(crate) spec: Arc<AllocationSpec>,
-    /// Its place among the tasks.
+    /// Position of the task in the group.
     pub(crate) place: usize,
     /// The node's properties.
     pub(crate) node: Arc<BTreeMap<String, String>>,
@@ -181,12 +182,12 @@ impl TaskContext {
         self.directory.run(&self.task().name, self.attempt)
     }
 
-    /// What the task's texts may refer to.
+    /// The names that `${…}` in the task's texts may use.
     fn names(&self, room: &mut Room) -> Result<Names, StartError> {
         Ok(environment::names(&self.spec, self.task(), &self.directory, &self.node, room)?)
     }
 
-    /// The driver's configuration with its references replaced.
+    /// The driver's configuration, with `${…}` replaced.
     fn config_json(&self, names: &Names, room: &mut Room) -> Result<Cow<'_, str>, StartError> {
         let written = self.task().config_json.as_str();
         if written.contains("${")
@@ -207,15 +208,15 @@ impl From<TooLong> for StartError {
 
 /// What is left of a run after the agent was restarted.
 pub(crate) enum Recovered {
-    /// It is there, or has ended meanwhile.
+    /// It is still running, or its end can still be read.
     Run(Run),
     /// It never began.
     Never,
-    /// It was lost together with the agent: nothing lives of it, and how it ended is not known.
+    /// It was lost together with the agent: no process is left, and how it ended is unknown.
     Lost,
 }
 
-/// Starts a run; returns when it runs.
+/// Starts a run. Returns when it is running.
 pub(crate) async fn start(context: &TaskContext) -> Result<Run, StartError> {
     let listed = Listed::named(&context.task().driver)
         .filter(|listed| context.drivers.offered.contains(listed))
@@ -223,8 +224,8 @@ pub(crate) async fn start(context: &TaskContext) -> Result<Run, StartError> {
     listed.driver.start(context).await
 }
 
-/// Finds a run again, also when its driver is no longer offered: that only keeps new runs from
-/// starting.
+/// Finds a run again. Works even if its driver is no longer offered, because that only prevents new
+/// runs.
 pub(crate) async fn recover(
     context: &TaskContext,
     run_started_at_ms: u64,

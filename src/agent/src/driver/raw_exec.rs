@@ -1,4 +1,5 @@
-//! `raw_exec`: a process on the host without isolation, under an executor of its own.
+//! `raw_exec`: a process on the host without isolation. Each run has an executor process of its
+//! own.
 
 use std::{io, sync::Arc};
 
@@ -15,11 +16,11 @@ use crate::{
     task::run::{Fault, Outcome, StartError},
 };
 
-/// Runs that are made ready at a time, in the whole process.
+/// How many runs are prepared at a time in this process.
 const PREPARED_MAX: usize = 4;
 static PREPARED: Semaphore = Semaphore::const_new(PREPARED_MAX);
 
-/// Sent when the job names none (Nomad's default).
+/// Kill signal if the job names none (Nomad's default).
 const KILL_SIGNAL: &str = "SIGINT";
 
 #[derive(Deserialize)]
@@ -32,8 +33,8 @@ struct Config {
     work_dir: Option<String>,
 }
 
-/// A job file may say `["-port", 8080]`, as in Nomad, whose drivers take numbers and truth values
-/// for texts.
+/// An argument. Nomad's drivers accept numbers and truth values as arguments, so a job file may say
+/// `["-port", 8080]`.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "an argument must be a text, a number, true or false")]
 enum Argument {
@@ -81,10 +82,10 @@ impl Driver for RawExec {
     }
 }
 
-/// Writes down what is to be run. It is many times what the job says of the task, so that only a
-/// few are made at a time.
+/// Writes the specification of the run for the executor. That can be many times larger than the
+/// job's own text, so only a few are built at a time.
 async fn prepare(context: &TaskContext, executor: &Executor) -> Result<(), StartError> {
-    // Never closed, so there is always a turn in the end.
+    // The semaphore is never closed, so this cannot fail.
     let turn = PREPARED.acquire().await;
     let (context, executor) = (context.clone(), executor.clone());
     let prepared = run_blocking(move || {
@@ -101,7 +102,7 @@ async fn prepare(context: &TaskContext, executor: &Executor) -> Result<(), Start
 
 fn judge(started: Result<(), Outcome>) -> Result<(), StartError> {
     match started {
-        // A run that has already ended has started: the wait says how.
+        // A run that has already ended did start. [`Running::wait`] reports its end.
         Ok(()) | Err(Outcome::Exited { .. }) => Ok(()),
         Err(Outcome::StartFailed { error, recoverable, fault }) => {
             Err(StartError { message: error, recoverable, fault })

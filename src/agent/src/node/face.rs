@@ -1,5 +1,5 @@
-//! What an agent's HTTP service stands for. Who serves it is told at the start: this package knows
-//! no HTTP.
+//! What an agent's HTTP service needs to know of the agent. The service itself is passed in at the
+//! start, because this package does not know HTTP.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ use crate::{
 /// Serves an agent's HTTP until it is dropped.
 pub type Serve = fn(Face) -> BoxFuture<'static, ()>;
 
-/// What an agent's HTTP service stands for.
+/// What an agent's HTTP service shows.
 pub struct Face {
-    /// Where its clients connect.
+    /// The socket that accepts its clients.
     pub listener: TcpListener,
-    /// None: the agent has many nodes, without files.
+    /// `None`: the agent runs simulated nodes, which have no files.
     pub node: Option<Shown>,
 }
 
-/// The node that an agent's HTTP service stands for.
+/// The node that an agent's HTTP service shows.
 pub struct Shown {
     /// The nonce of this start of the agent.
     pub start: [u8; 16],
@@ -31,7 +31,7 @@ pub struct Shown {
     pub own: Own,
 }
 
-/// Resources of all tasks of a machine.
+/// The resources of a machine that its tasks share.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Room {
     pub cpu_mhz: u64,
@@ -39,7 +39,7 @@ pub struct Room {
     pub disk_mb: u64,
 }
 
-/// The names of an agent, and what it offers.
+/// The agent's names and resources.
 pub struct Own {
     pub node: fsm::NodeId,
     pub name: String,
@@ -47,9 +47,9 @@ pub struct Own {
     pub datacenter: String,
     pub node_class: String,
     pub node_pool: String,
-    /// What its allocations may have together.
+    /// The resources that all its allocations share.
     pub room: Room,
-    /// MHz of one processor.
+    /// MHz of one core.
     pub core_mhz: u64,
     pub servers: Arc<Servers>,
     pub meta: Arc<NodeMeta>,

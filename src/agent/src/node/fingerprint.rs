@@ -1,5 +1,5 @@
-//! What this machine is and has, in Nomad's names for it. Read once at start; what cannot be read
-//! is left out.
+//! The properties and resources of this machine, under Nomad's attribute names. Read once at start.
+//! What cannot be read is left out.
 
 use std::{
     collections::BTreeMap,
@@ -12,25 +12,26 @@ use fsm::job::{SIGNALS, SIGNALS_ATTRIBUTE};
 
 use crate::{machine::usage, node::settings::AgentSettings};
 
-/// Where a machine's own id may stand: that of its board, of its system, of its boot.
+/// Files that may hold an id of the machine: of its board, its system, its boot.
 const HOST_IDS: [&str; 3] =
     ["/sys/class/dmi/id/product_uuid", "/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
 
-/// What was found.
+/// The result of fingerprinting.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fingerprint {
-    /// By Nomad's attribute names, without `attr.`.
+    /// Attributes by Nomad's names, without the prefix `attr.`.
     pub(crate) attributes: BTreeMap<String, String>,
     pub(crate) host_name: String,
     pub(crate) cores: u32,
     pub(crate) cpu_mhz: u64,
     pub(crate) memory_mb: u64,
     pub(crate) disk_mb: u64,
-    /// Address that others reach this machine at.
+    /// The address at which others reach this machine.
     pub(crate) address: String,
 }
 
-/// Looks at the machine. `filled` of the bytes where allocations are was filled by them.
+/// Examines the machine. Allocations have filled `filled` bytes of the disk at `allocations`; those
+/// count as free.
 pub(crate) fn fingerprint(
     settings: &AgentSettings,
     (allocations, filled): (&Path, u64),
@@ -90,8 +91,8 @@ pub(crate) fn fingerprint(
     for (key, value) in memory_nodes(Path::new("/sys/devices/system/node")) {
         set(&key, value);
     }
-    // A job that asks for services of Nomad's own kind is taken; docs/from-nomad.md says what
-    // becomes of them.
+    // Set so that a job which uses Nomad's native services is accepted. docs/from-nomad.md says
+    // what happens with its services.
     set("nomad.service_discovery", "true".to_owned());
     set("nomad.version", ground::version::NOMAD.to_owned());
     set("quorate.version", ground::version::QUORATE.to_owned());
@@ -109,7 +110,7 @@ pub(crate) fn fingerprint(
     }
 }
 
-/// What a simulated machine is found to be: the same everywhere.
+/// The fingerprint of a simulated machine: the same everywhere.
 pub(crate) fn simulated(settings: &AgentSettings) -> Fingerprint {
     let cpu_mhz = settings.cpu_mhz.unwrap_or(4_000);
     let attributes = [
@@ -174,13 +175,13 @@ fn disk_bytes(path: &Path) -> (u64, u64) {
     })
 }
 
-/// A short file as text; empty where there is none.
+/// Reads a short file; empty if it cannot be read.
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Name and version. Distributions keep the version in full in files of their own: `12.5`, where
-/// `os-release` says `12`.
+/// Name and version of the operating system. Some distributions keep the full version in a file of
+/// their own: Debian has `12.5` there, and only `12` in `os-release`.
 fn operating_system(os_release: &str, read: impl Fn(&str) -> String) -> (String, String) {
     let value = |key: &str| {
         let found = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
@@ -201,7 +202,7 @@ fn operating_system(os_release: &str, read: impl Fn(&str) -> String) -> (String,
     (name, version)
 }
 
-/// The first text that is an id of 16 bytes, in the form of a UUID.
+/// The first text that is an id of 16 bytes, formatted as a UUID.
 fn host_id(texts: impl Iterator<Item = String>) -> String {
     let mut ids = texts.filter_map(|text| {
         let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
@@ -211,8 +212,9 @@ fn host_id(texts: impl Iterator<Item = String>) -> String {
     ids.next().unwrap_or_default()
 }
 
-/// What the kernel understands of Landlock, if that is turned on. Only a system call tells it in
-/// numbers; each version came with a kernel.
+/// The version of Landlock that the kernel supports, if Landlock is enabled. The exact version
+/// takes a system call. The kernel's version implies it, because each Landlock version came with a
+/// kernel release.
 fn landlock(modules: &str, release: &str) -> String {
     const SINCE: [((u32, u32), u32); 7] = [
         ((6, 15), 7),
@@ -232,7 +234,7 @@ fn landlock(modules: &str, release: &str) -> String {
     found.map_or_else(String::new, |(_, version)| format!("v{version}"))
 }
 
-/// The parts of the machine's memory, with the cores beside each.
+/// The NUMA nodes of the machine, with the cores of each.
 fn memory_nodes(directory: &Path) -> Vec<(String, String)> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -251,7 +253,7 @@ fn memory_nodes(directory: &Path) -> Vec<(String, String)> {
     std::iter::once(count).chain(cores).collect()
 }
 
-/// Go's names, which jobs are constrained by.
+/// Go's name of an architecture, which job constraints use.
 fn architecture(rust_name: &str) -> &str {
     match rust_name {
         "x86_64" => "amd64",
@@ -261,7 +263,8 @@ fn architecture(rust_name: &str) -> &str {
     }
 }
 
-/// The address that packets to a server would leave from; nothing is sent.
+/// The local address from which packets to a server would leave. Connecting a UDP socket sends
+/// nothing.
 fn own_address(servers: &[String]) -> IpAddr {
     let towards = |server: &String| {
         let server = server.split("://").last()?;

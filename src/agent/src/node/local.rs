@@ -1,6 +1,6 @@
-//! The real node: which allocations it has, which of them wait for others, and which of their
-//! directories are kept. It follows the servers' wishes and decides nothing by itself; each
-//! allocation runs in its own shell.
+//! The real node: which allocations it has, which of them wait for others to end, and which
+//! directories are kept. It follows the servers' wishes and decides nothing itself. Each allocation
+//! runs in its own shell.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +27,7 @@ use ground::{
 use proto::v1;
 use wire::rpc::words;
 
-/// Orders to an allocation that wait to be carried out.
+/// How many orders may wait for an allocation.
 const ORDERS_MAX: usize = 8;
 
 /// The allocations of this node.
@@ -40,17 +40,18 @@ pub struct LocalNode {
 #[derive(Default)]
 struct Inner {
     entries: BTreeMap<AllocationId, Entry>,
-    /// Received, but not to be started yet.
+    /// Allocations that were received but may not start yet.
     waiting: BTreeMap<AllocationId, Waiting>,
     shells: JoinSet<()>,
-    /// The agent ends, and its tasks with it: nothing is taken any more that nobody would end.
+    /// The agent ends and has stopped its tasks. It takes no new allocation, because nothing would
+    /// stop that.
     suspended: bool,
-    /// Rises with each entry, so that the oldest ended ones are known.
+    /// Number of the newest entry. It gives the order of age for garbage collection.
     received: u64,
-    /// What is stored of these cannot be read, and something may live of them: by task, the newest
-    /// attempt that is known. They are left alone until the servers say what is to become of them.
+    /// Allocations that may have living processes but no readable state: for each task the newest
+    /// run known. They are left alone until the servers say whether they are wanted.
     strays: Survivors,
-    /// What has ended here and is kept no more.
+    /// Allocations that were garbage-collected.
     collected: Collected,
 }
 
@@ -59,9 +60,9 @@ struct Entry {
     orders: mpsc::Sender<Ordered>,
     view: Arc<Mutex<View>>,
     ports: BTreeSet<u16>,
-    /// The servers have forgotten it: its directory goes when it has ended.
+    /// The servers no longer know the allocation. Its directory is deleted once it has ended.
     forgotten: bool,
-    /// Of a life before, and no server has said since what it knows of it.
+    /// Restored from disk, and no server has sent its state of the allocation yet.
     unheard: bool,
     received: u64,
 }
@@ -70,7 +71,7 @@ struct Waiting {
     spec: Arc<AllocationSpec>,
     sequence: u64,
     starts_allowed: bool,
-    /// The servers were told that it waits for the end of a shortage.
+    /// The servers have been told that it waits because the machine is short of a resource.
     is_told: bool,
 }
 
@@ -89,8 +90,8 @@ impl Entry {
 }
 
 impl LocalNode {
-    /// A node with what the state directory holds; what runs goes on, and what was down waits for
-    /// the servers.
+    /// A node with the allocations in the state directory. Running ones go on. Suspended ones wait
+    /// for the servers.
     pub(crate) fn restore(shared: Arc<Shared>, ended_max: usize) -> io::Result<Arc<Self>> {
         let loaded = shared.state.load()?;
         let node = Arc::new(Self { shared, ended_max, inner: Mutex::default() });
@@ -105,8 +106,8 @@ impl LocalNode {
         Ok(node)
     }
 
-    /// What lives, or may live, of allocations that nothing can be read of. What is left of the
-    /// others does no harm, and is deleted.
+    /// Allocations without readable state that have, or may have, living processes. Folders that
+    /// nothing can be running in are deleted.
     fn strays(&self, loaded: &Loaded) -> Survivors {
         let state = &self.shared.state;
         let known: BTreeSet<_> = loaded.stored.iter().map(|stored| stored.spec.id).collect();
@@ -132,7 +133,8 @@ impl LocalNode {
             } else if !seen {
                 living.entry(*id).or_default();
             } else if let Err(error) = state.allocation(*id).remove() {
-                // Without a state nothing was ever started in it.
+                // A run is stored before it is started, so without stored state nothing was
+                // started.
                 tracing::warn!(allocation = %id, %error, "cannot delete the folder of an allocation that nothing is stored of");
             }
         }
@@ -140,7 +142,8 @@ impl LocalNode {
         living
     }
 
-    /// Takes up an allocation that nothing is known of but what lives of it: it goes on.
+    /// Takes over an allocation of which only processes are known, now that the servers have sent
+    /// its specification.
     fn take_up(&self, inner: &mut Inner, message: &v1::Allocation, found: &BTreeMap<String, u32>) {
         let Ok(spec) = AllocationSpec::parse(message.clone()) else { return };
         let directory = self.shared.state.allocation(spec.id);
@@ -157,7 +160,8 @@ impl LocalNode {
         self.adopt(inner, Arc::new(spec), runner, origin);
     }
 
-    /// Ends what lives of an allocation that the servers do not want any more, and deletes it.
+    /// Kills the processes of an allocation without stored state that the servers do not want, and
+    /// deletes its folders.
     fn end_stray(&self, id: AllocationId) {
         let directory = self.shared.state.allocation(id);
         rt::spawn(rt::run_blocking(move || {
@@ -172,7 +176,8 @@ impl LocalNode {
         }));
     }
 
-    /// Tidies up whenever an allocation has ended, for ever.
+    /// Calls [`Self::settle`] whenever an allocation has ended or a shortage begins or ends. Runs
+    /// for ever.
     pub(crate) async fn tend(self: Arc<Self>) {
         let mut shortage = self.shared.shortages.subscribe();
         loop {
@@ -189,7 +194,8 @@ impl LocalNode {
         }
     }
 
-    /// Ends all processes so that the next agent starts them again, and waits for it.
+    /// Stops all processes, so that the next agent starts them again, and waits until they have
+    /// ended.
     pub(crate) async fn suspend(&self) {
         let mut shells = {
             let mut inner = self.lock();
@@ -203,17 +209,17 @@ impl LocalNode {
         while shells.join_next().await.is_some() {}
     }
 
-    /// What is known of an allocation.
+    /// The view of an allocation.
     pub fn view(&self, id: AllocationId) -> Option<View> {
         self.lock().entries.get(&id).map(|entry| entry.view().clone())
     }
 
-    /// Has an order carried out; what came of it.
+    /// Carries out an order and waits for its result.
     pub async fn order(&self, id: AllocationId, order: Order) -> Result<(), String> {
         self.give(id, order).await?.await.unwrap_or_else(|_| Err(nothing_runs()))
     }
 
-    /// Gives an order to an allocation, and who says later what came of it.
+    /// Gives an order to an allocation. Returns the channel on which its result will come.
     pub(crate) async fn give(
         &self,
         id: AllocationId,
@@ -226,7 +232,7 @@ impl LocalNode {
         Ok(answered)
     }
 
-    /// Allocations that have not ended, and all.
+    /// How many allocations have not ended, and how many there are.
     pub fn counts(&self) -> (usize, usize) {
         let inner = self.lock();
         let live = inner.entries.values().filter(|entry| !entry.is_terminal()).count();
@@ -234,13 +240,13 @@ impl LocalNode {
         (live.saturating_add(waiting), inner.entries.len().saturating_add(waiting))
     }
 
-    /// What is known of all allocations, and how many wait for the end of others.
+    /// The views of all allocations, and how many more wait for their start.
     pub fn views(&self) -> (Vec<View>, usize) {
         let inner = self.lock();
         (inner.entries.values().map(|entry| entry.view().clone()).collect(), inner.waiting.len())
     }
 
-    /// Tasks that run now.
+    /// How many tasks are running now.
     pub fn running_tasks(&self) -> u64 {
         let inner = self.lock();
         let running = |entry: &Entry| {
@@ -251,13 +257,14 @@ impl LocalNode {
         inner.entries.values().map(running).sum()
     }
 
-    /// Tasks that this agent ended because their allocations ran longer than `max_run_duration`.
+    /// How many tasks this agent has ended because their allocations ran longer than
+    /// `max_run_duration`.
     pub fn tasks_too_long(&self) -> u64 {
         self.shared.too_long.load(Ordering::Relaxed)
     }
 
-    /// Deletes what is kept of an ended allocation, or of all, whose end the servers know; how many
-    /// there were.
+    /// Deletes the files of an ended allocation, or of all, if the servers know the end. Returns
+    /// how many allocations that were.
     pub fn collect(&self, of: Option<AllocationId>) -> usize {
         let collected = {
             let mut inner = self.lock();
@@ -272,7 +279,7 @@ impl LocalNode {
         collected
     }
 
-    /// No server has to be told any more how it ended.
+    /// Whether the servers know how the allocation ended.
     fn is_end_known(&self, id: &AllocationId, entry: &Entry) -> bool {
         !entry.unheard && !self.shared.outbox.is_pending(*id)
     }
@@ -377,7 +384,7 @@ impl LocalNode {
         }
     }
 
-    /// Reports on an allocation that never ran here.
+    /// Reports a status for an allocation that has no shell here.
     fn answer(
         &self,
         id: AllocationId,
@@ -401,8 +408,8 @@ impl LocalNode {
         self.shared.outbox.forget(id);
     }
 
-    /// Starts what no longer waits, tells ends that passed the servers by, and deletes what is no
-    /// longer wanted.
+    /// Starts allocations that need not wait any more, repeats reports that the servers did not
+    /// accept, and deletes allocations that are no longer kept.
     fn settle(&self) {
         let mut guard = self.lock();
         let inner = &mut *guard;
@@ -447,8 +454,8 @@ impl LocalNode {
         }
     }
 
-    /// Tells the servers, once, why an allocation is not started yet: the machine is short of
-    /// something.
+    /// Tells the servers once that an allocation cannot start yet, because the machine is short of
+    /// a resource.
     fn refuse(&self, id: AllocationId, waiting: &mut Waiting, why: &str) {
         if std::mem::replace(&mut waiting.is_told, true) {
             return;
@@ -462,9 +469,10 @@ impl LocalNode {
         self.shared.outbox.report(id, runner.status(policy, id.0));
     }
 
-    /// Reports ends again that the servers took for older than what they know of: an agent that
-    /// could not store what it had reported counts from before that when it is started again, and
-    /// what has ended makes no more news.
+    /// Reports an end again if the servers have a sequence at least as high, so that they took the
+    /// report for an old one. That happens when an agent could not store what it reported: after a
+    /// restart it counts from a lower number. An ended allocation has no further changes that would
+    /// raise the number.
     fn report_ends_again(&self, inner: &Inner) {
         for (id, entry) in &inner.entries {
             let known = entry.wish.borrow().sequence;
@@ -476,8 +484,8 @@ impl LocalNode {
         }
     }
 
-    /// Ended allocations that the servers have forgotten, and the oldest beyond the limit that they
-    /// know the end of.
+    /// The ended allocations to delete: those that the servers have forgotten, and the oldest
+    /// beyond the limit if the servers know their ends.
     fn doomed(&self, inner: &Inner) -> Vec<AllocationId> {
         let ended = inner.entries.iter().filter(|(_, entry)| entry.is_terminal());
         let (forgotten, kept): (Vec<_>, Vec<_>) = ended.partition(|(_, entry)| entry.forgotten);
@@ -489,8 +497,8 @@ impl LocalNode {
     }
 }
 
-/// Runs the shell of an allocation. Whatever is wrong with that one ends here: its processes are
-/// ended, and it is reported as failed.
+/// Runs the shell of an allocation. If it panics, only this allocation fails: its processes are
+/// killed, and it is reported as failed.
 async fn run_alone(
     shared: Arc<Shared>,
     id: AllocationId,
@@ -527,8 +535,8 @@ fn nothing_runs() -> String {
     "Task not running".to_owned()
 }
 
-/// Another allocation of this node must end first: it holds one of the ports, is the one that is
-/// replaced, or is evicted for this one.
+/// Whether the allocation must wait: for another allocation to end that has one of its ports, that
+/// it replaces, or that is evicted for it; or for the servers to allow its start.
 fn is_blocked(entries: &BTreeMap<AllocationId, Entry>, waiting: &Waiting) -> bool {
     let by_other = entries.iter().find(|(id, entry)| {
         let shares = waiting.spec.ports.iter().any(|port| entry.ports.contains(&port.value));
@@ -558,7 +566,8 @@ impl Node for LocalNode {
             let mut gone: Vec<_> =
                 batch.removed.iter().filter_map(|id| AllocationId::from_slice(id)).collect();
             if let Some(present) = present {
-                // What they do not name has ended for them too, or is forgotten.
+                // For the servers, an allocation outside the complete set has ended or does not
+                // exist.
                 for (id, entry) in inner.entries.iter_mut().filter(|(id, _)| !present.contains(id))
                 {
                     entry.unheard = false;
@@ -567,8 +576,9 @@ impl Node for LocalNode {
                         self.shared.outbox.forget(*id);
                     }
                 }
-                // The set leaves out what has ended, also what the servers gave up while the
-                // machine was away: that keeps its folder until there are too many of them.
+                // The set leaves out ended allocations, including those that the servers gave up
+                // while the machine was away. Those keep their folders up to the limit. Only
+                // allocations without a shell are deleted now.
                 let known = inner.waiting.keys().chain(inner.strays.keys());
                 gone.extend(known.filter(|id| !present.contains(id)).copied());
             }

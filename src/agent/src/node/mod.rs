@@ -1,4 +1,4 @@
-//! The node: its settings and what it offers, its allocations, and what each of them does.
+//! The node: its settings, its fingerprint, and its allocations with one shell for each.
 
 mod face;
 pub(crate) mod fingerprint;

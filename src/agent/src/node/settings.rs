@@ -1,5 +1,4 @@
-//! What an agent is told by its operator. Parsing files, the environment and flags is the
-//! configuration's business; this is the validated result.
+//! The validated settings of an agent. Parsing files, the environment and flags is done elsewhere.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -13,10 +12,10 @@ use crate::{
     },
 };
 
-/// Nodes in one process.
+/// Most simulated nodes in one process.
 pub const NODES_MAX: u32 = 20_000;
 
-/// Everything an agent needs to know before it starts.
+/// All settings of an agent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AgentSettings {
     /// Name of the node; the host's name when empty.
@@ -33,9 +32,9 @@ pub struct AgentSettings {
     pub data_dir: PathBuf,
     /// RPC addresses of servers (`host:port`), at least one.
     pub servers: Vec<String>,
-    /// Where logs and files are served; port 0 takes a free one.
+    /// Address of the agent's HTTP service; port 0 takes a free port.
     pub http_address: SocketAddr,
-    /// The address that others reach `http_address` and the tasks' ports at; found out when `None`.
+    /// The address at which others reach `http_address` and the tasks' ports; detected when `None`.
     pub advertise_address: Option<String>,
     /// CPU offered, MHz; fingerprinted when `None`.
     pub cpu_mhz: Option<u64>,
@@ -43,36 +42,37 @@ pub struct AgentSettings {
     pub memory_mb: Option<u64>,
     /// Disk offered, MiB; fingerprinted when `None`.
     pub disk_mb: Option<u64>,
-    /// What is kept back from tasks.
+    /// Resources that tasks do not get.
     pub reserved: ReservedResources,
-    /// Free key-value pairs that jobs can be constrained to.
+    /// Key-value pairs of the operator's choice, for constraints of jobs.
     pub meta: BTreeMap<String, String>,
-    /// Names of the drivers that are offered.
+    /// Names of the drivers that the node offers.
     pub drivers: Vec<String>,
     /// First dynamic port.
     pub dynamic_port_min: u16,
     /// Last dynamic port.
     pub dynamic_port_max: u16,
-    /// Allocations at a time; 0: no limit.
+    /// Most allocations at a time; 0: no limit.
     pub allocations_max: u32,
-    /// Free bytes on the disk of `data_dir` below which no new work is taken.
+    /// If the disk of `data_dir` has fewer free bytes than this, the node takes no new work.
     pub free_bytes_min: u64,
-    /// Ended allocations whose directories are kept.
+    /// How many ended allocations keep their directories.
     pub ended_allocations_max: usize,
-    /// Stop the tasks when the agent is asked to end. They are not failed: they start again with
-    /// the agent, as the same allocations.
+    /// Stop the tasks when the agent is asked to end. They do not fail: the next start of the agent
+    /// starts them again, in the same allocations.
     pub stop_tasks_on_exit: bool,
-    /// Instead of one real node, this many mock nodes.
+    /// Run this many simulated nodes instead of one real node.
     pub simulate: Option<u32>,
-    /// What simulated nodes find when they check themselves ([`ScriptedProbe::parse`]).
+    /// What simulated nodes report when they check their readiness ([`ScriptedProbe::parse`]).
     pub simulate_readiness: Option<String>,
-    /// How the machine is checked; without it the node is ready when its statuses are known.
+    /// How the machine's readiness is checked. `None`: the node is ready as soon as its statuses
+    /// are known.
     pub readiness: Option<ReadinessSettings>,
-    /// The instance of a pool that this machine is.
+    /// The instance of an instance pool that this machine is.
     pub instance: Option<InstanceProof>,
     /// The binary that runs executors; this process's own when `None`.
     pub executor_binary: Option<PathBuf>,
-    /// Deadline of a call to a server.
+    /// Timeout of a call to a server.
     pub rpc_timeout: Duration,
 }
 
@@ -90,7 +90,7 @@ pub struct ReservedResources {
 }
 
 impl AgentSettings {
-    /// The defaults, for an agent in `data_dir` that knows these servers.
+    /// Default settings, for an agent with this data directory and these servers.
     pub fn new(data_dir: impl Into<PathBuf>, servers: Vec<String>) -> Self {
         Self {
             name: String::new(),
@@ -123,7 +123,7 @@ impl AgentSettings {
         }
     }
 
-    /// Checks what belongs together.
+    /// Checks the settings.
     pub(crate) fn validate(&self) -> Result<(), SettingsError> {
         if self.servers.is_empty() {
             return Err(AddressError::None.into());
@@ -152,7 +152,7 @@ fn known_drivers() -> String {
     driver_keys().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
 }
 
-/// The settings make no sense.
+/// Why settings are refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
     /// The servers' addresses.
@@ -164,7 +164,7 @@ pub enum SettingsError {
     /// No such driver.
     #[error("unknown driver `{name}` (known: {known})", known = known_drivers())]
     UnknownDriver {
-        /// As it was given.
+        /// The name as it was given.
         name: String,
     },
     /// Too many or too few simulated nodes.

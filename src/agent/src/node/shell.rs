@@ -1,7 +1,8 @@
-//! The shell around one allocation's machine: does what the machine asks for, tells it what
-//! happened, stores how far it got, and reports. One task of the runtime per allocation.
+//! The shell around the state machine of one allocation. It performs the machine's actions, tells
+//! it what happened, stores its state, and reports its status. Each allocation has one shell, which
+//! is one async task.
 //!
-//! Order of things: a change is stored before it is reported and before what it asks for is done.
+//! Order: a change is stored first, then reported, then acted upon.
 
 use std::{
     collections::BTreeMap,
@@ -36,33 +37,33 @@ use crate::{
     time::Clock,
 };
 
-/// Pause before a kill that could not be delivered is tried again.
+/// Pause before a kill that could not be delivered is repeated.
 const KILL_RETRY: Duration = Duration::from_secs(1);
-/// Pause before a directory is prepared again that a shortage of the machine has spoiled; it
-/// doubles up to the longest.
+/// First pause before the directory is prepared again after a shortage of the machine. It doubles
+/// up to [`SHORTAGE_PAUSE_MAX`].
 const SHORTAGE_PAUSE: Duration = Duration::from_secs(1);
 const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// What all allocations of a node share.
+/// What all shells of a node share.
 pub struct Shared {
     pub(crate) clock: Clock,
     pub state: StateDirectory,
     pub(crate) outbox: Arc<Outbox>,
-    /// `node.…`, `attr.…`, `meta.…` for interpolation.
+    /// The node's properties (`node.…`, `attr.…`, `meta.…`) for interpolation in job files.
     pub(crate) node_names: Arc<BTreeMap<String, String>>,
-    /// Goes over the `meta.…` among them.
+    /// Metadata changed at run time. It overrides the `meta.…` in `node_names`.
     pub(crate) meta: Arc<NodeMeta>,
     pub(crate) executor_binary: Arc<Path>,
     pub(crate) drivers: Drivers,
     pub shortages: Arc<Shortages>,
-    /// Told when an allocation has ended.
+    /// Notified when an allocation has ended.
     pub(crate) ended: Notify,
-    /// Tasks that this agent ended because their allocations ran too long.
+    /// How many tasks this agent has ended because their allocations ran too long.
     pub(crate) too_long: AtomicU64,
 }
 
 impl Shared {
-    /// The node's properties as they are now.
+    /// The node's properties with the metadata changed at run time.
     fn names(&self) -> Arc<BTreeMap<String, String>> {
         let changes = self.meta.changes();
         if changes.is_empty() {
@@ -80,34 +81,36 @@ impl Shared {
     }
 }
 
-/// What is wanted of an allocation. The newest wish counts, so nothing queues.
+/// What the servers and the agent want of an allocation. Only the newest wish counts, so wishes do
+/// not queue.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wish {
-    /// End.
+    /// End the allocation.
     pub(crate) stop: bool,
-    /// The servers have said that it is to run and that its tasks may start.
+    /// The servers have said that the allocation runs and that its tasks may start.
     pub(crate) start: bool,
-    /// End the processes, but start them again with the next agent.
+    /// End the processes because the agent ends; the next agent starts them again.
     pub(crate) suspend: bool,
-    /// The last status sequence that the servers know of, while it has not ended in their eyes.
+    /// The last status sequence that the servers have, as long as they do not consider the
+    /// allocation ended.
     pub(crate) sequence: u64,
-    /// A newer version of the job, taken over in place.
+    /// The specification to run, which may be that of an in-place update.
     pub(crate) spec: Option<Arc<AllocationSpec>>,
 }
 
-/// Something that a person asks of an allocation, once.
+/// A user's request to an allocation, carried out once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// Run tasks anew.
+    /// Restart running tasks.
     Restart {
-        /// Which; all that run when `None`.
+        /// The task; all running ones when `None`.
         task: Option<String>,
     },
-    /// Run all tasks anew, those that have ended too.
+    /// Restart all tasks, including those that have ended.
     RestartAll,
     /// Send a signal.
     Signal {
-        /// To which; to all that run when `None`.
+        /// The task; all running ones when `None`.
         task: Option<String>,
         /// Name or number.
         signal: String,
@@ -115,7 +118,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// The one task that it is for.
+    /// The task that the order names, if it names one.
     pub fn task(&self) -> Option<&str> {
         match self {
             Self::Restart { task } | Self::Signal { task, .. } => task.as_deref(),
@@ -124,10 +127,10 @@ impl Order {
     }
 }
 
-/// An order, and where to say what came of it.
+/// An order, with the channel for its result.
 pub(crate) type Ordered = (Order, oneshot::Sender<Result<(), String>>);
 
-/// What others see of an allocation.
+/// An allocation as other parts of the agent see it.
 #[derive(Clone, Debug)]
 pub struct View {
     pub spec: Arc<AllocationSpec>,
@@ -136,15 +139,15 @@ pub struct View {
     pub(crate) stopping: bool,
 }
 
-/// Where an allocation comes from.
+/// How the agent came to an allocation.
 pub(crate) enum Origin {
-    /// Just received.
+    /// The servers have just sent it.
     New,
     /// Found in the state directory.
     Stored {
-        /// The agent stopped it itself, or was about to.
+        /// The last agent stopped its tasks when it ended, or was about to.
         suspended: bool,
-        /// The machine has booted since.
+        /// The machine has booted since it was stored.
         booted: bool,
     },
 }
@@ -153,45 +156,48 @@ enum Happening {
     Started(usize, Result<Run, StartError>),
     Recovered(usize, Result<Recovered, StartError>),
     Exited(usize, Outcome),
-    /// To a task's run of this number.
+    /// For the run of a task with this number.
     KillSent(usize, u32, std::io::Result<()>),
     KillAgain(usize, u32),
     Signaled,
 }
 
-/// One allocation.
+/// The shell of one allocation.
 pub(crate) struct Shell {
     shared: Arc<Shared>,
     spec: Arc<AllocationSpec>,
-    /// The last wish's specification, which `spec` was made of: wishes repeat it.
+    /// The specification of the last wish, from which `spec` was made. Wishes repeat it, and this
+    /// recognizes the repetition.
     taken: Option<Arc<AllocationSpec>>,
     runner: AllocationRunner,
     directory: AllocationDirectory,
-    /// Invariant: nothing runs or starts while this is so. What was down may have been given up and
-    /// run elsewhere by now: the servers are heard first.
+    /// The tasks are down, and wait until the servers say that they may start. By now the servers
+    /// may have given the allocation up and placed it elsewhere. Invariant: nothing runs or starts
+    /// while this is set.
     held: bool,
-    /// A start that the last agent did not come to make waits while this is so: nothing runs of it
-    /// yet, and the servers may have changed their minds. What does run goes on, restarts included.
+    /// The agent has restarted and the servers have not been heard yet. A run that the last agent
+    /// did not come to start waits, because the servers may have changed their minds. Running tasks
+    /// go on, and are restarted by their policy.
     unheard: bool,
     runs: Vec<Option<Run>>,
     view: Arc<Mutex<View>>,
     wishes: watch::Receiver<Wish>,
     orders: mpsc::Receiver<Ordered>,
-    /// Who asked for restarts and still waits. Each is a request with a connection of its own,
-    /// whose bound is theirs.
+    /// Requests for restarts that wait for an answer. Each has a connection of its own, so the
+    /// bound on connections bounds them.
     restarts: Vec<AwaitedRestart>,
     happenings: FuturesUnordered<BoxFuture<'static, Happening>>,
     actions: Vec<Action>,
 }
 
-/// A restart that is answered when these runs have ended: positions and attempts.
+/// A request for a restart. It is answered when these runs (position, attempt) have ended.
 struct AwaitedRestart {
     runs: Vec<(usize, u32)>,
     answer: oneshot::Sender<Result<(), String>>,
 }
 
 impl Shell {
-    /// A shell and what others see of it.
+    /// A shell, and the view of it for other parts of the agent.
     pub(crate) fn new(
         shared: Arc<Shared>,
         spec: Arc<AllocationSpec>,
@@ -234,11 +240,12 @@ impl Shell {
                 return;
             }
             self.obey(wish);
-            // What was never started has ended without anything to do.
+            // An allocation that is stopped before its start ends at once, without an action. Store
+            // and report that before waiting.
             if !self.actions.is_empty() || self.runner.is_changed() {
                 continue;
             }
-            // A restart that was due while it was down waits too.
+            // A held allocation starts nothing, so its deadlines wait too.
             let deadline = self.runner.next_deadline().filter(|_| !self.held);
             let due = async {
                 match deadline {
@@ -255,7 +262,7 @@ impl Shell {
                 }
                 Some(happening) = self.happenings.next() => {
                     self.take(happening);
-                    // What has happened meanwhile is stored and told with it.
+                    // Take everything that is ready, so that it is stored and reported once.
                     while let Some(Some(more)) = self.happenings.next().now_or_never() {
                         self.take(more);
                     }
@@ -279,12 +286,13 @@ impl Shell {
         let may_live = matches!(origin, Origin::Stored { suspended: false, booted: false });
         match self.prepare(is_new, may_live).await {
             Ok(()) => {}
-            // What its tasks need was prepared when it was received. They may run: that is no
-            // reason to give them up.
+            // The directory was prepared when the allocation was received. Its tasks may be
+            // running, so this error is no reason to give them up.
             Err(error) if may_live => {
                 tracing::warn!(allocation = %self.spec.id, %error, "cannot prepare the directory of an allocation again");
             }
-            // It is to end before it has begun, which the wish says.
+            // The wait for the shortage was ended by a wish to stop or suspend. The main loop obeys
+            // that.
             Err(error) if is_new && Fault::of(&error) == Fault::Shortage => return,
             Err(error) if Fault::of(&error) == Fault::Shortage => {}
             Err(error) => {
@@ -318,8 +326,9 @@ impl Shell {
         }
     }
 
-    /// Makes the directory. A shortage of the machine is waited out, until the allocation is to end
-    /// or its agent does; where processes may live that need the directory no more, it is not.
+    /// Prepares the directory. During a shortage of the machine it retries until the allocation or
+    /// the agent is to end. It does not retry if processes may be alive, because those no longer
+    /// need the preparation.
     async fn prepare(&mut self, is_new: bool, may_live: bool) -> io::Result<()> {
         let mut pause = SHORTAGE_PAUSE;
         loop {
@@ -338,7 +347,7 @@ impl Shell {
             self.shared.shortages.met(error);
             rt::select! {
                 biased;
-                // Without its sender the agent is gone.
+                // An error means that the sender is gone: the agent ends.
                 _ = self.wishes.wait_for(|wish| wish.stop || wish.suspend) => return prepared,
                 () = sleep(pause) => {}
             }
@@ -346,14 +355,15 @@ impl Shell {
         }
     }
 
-    /// Tells the servers how it fares, and shows it.
+    /// Reports the status to the servers, and updates the view.
     fn report(&self) {
         let view = view_of(&self.spec, &self.runner);
         self.shared.outbox.report(self.spec.id, view.status.clone());
         *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
     }
 
-    /// Stores and reports what changed, then does what is asked for.
+    /// Stores and reports a change, then performs the actions. A start is not performed if the
+    /// state could not be stored.
     async fn publish(&mut self) {
         let mut stored = Ok(());
         if self.runner.take_changed() {
@@ -391,7 +401,7 @@ impl Shell {
     fn start(&mut self, task: usize, attempt: u32) {
         let context = self.context(task, attempt);
         let started = async move {
-            // The files of the attempt before the last are of no use to anybody.
+            // Delete the files of the run before the previous one; nothing needs them.
             if let Some(old @ 1..) = attempt.checked_sub(2) {
                 let old = context.directory.run(&context.task().name, old);
                 if let Err(error) = run_blocking(move || remove_tree(&old)).await {
@@ -404,7 +414,7 @@ impl Shell {
     }
 
     fn kill(&mut self, task: usize) {
-        // Without a run there is a recovery under way, which asks again.
+        // No run is known while a recovery is in progress. The recovery asks for the kill again.
         let Some(run) = self.runs[task].clone() else { return };
         let attempt = self.runner.tasks()[task].attempt;
         let (signal, timeout_ms) = self.kill_order(task);
@@ -434,20 +444,20 @@ impl Shell {
         }
     }
 
-    /// Answers the restarts whose runs have ended, which is stored by now.
+    /// Answers the restarts whose runs have ended. Their end is stored by now.
     fn answer_restarts(&mut self) {
         let tasks = self.runner.tasks();
         let runs = |(task, attempt): &(usize, u32)| {
             tasks[*task].attempt == *attempt && tasks[*task].may_have_process()
         };
-        // Who asked may have gone; that goes for all answers.
+        // The client may have gone. The same holds for every answer.
         self.restarts.retain(|restart| !restart.answer.is_closed());
         for ended in self.restarts.extract_if(.., |restart| !restart.runs.iter().any(runs)) {
             drop(ended.answer.send(Ok(())));
         }
     }
 
-    /// The answer to a restart comes when the tasks have ended, that to a signal when it was
+    /// Carries out an order. A restart is answered when the runs have ended, a signal when it was
     /// delivered.
     fn carry_out(&mut self, order: &Order, answer: oneshot::Sender<Result<(), String>>) {
         let now = self.shared.clock.now();
@@ -518,7 +528,8 @@ impl Shell {
                     && error.recoverable
                     && self.shared.shortages.is_seen()
                 {
-                    // What a machine lacks shows in many ways.
+                    // A shortage causes many kinds of errors, so this one is taken for a part of
+                    // it.
                     error.fault = Fault::Shortage;
                 }
                 runner.start_failed(policy, task, &error, now, actions);
@@ -557,7 +568,8 @@ impl Shell {
             Happening::Exited(task, outcome) => {
                 self.runs[task] = None;
                 let exit = match outcome {
-                    // The kernel may have killed the executor for want of memory.
+                    // During a shortage the kernel may have killed the executor for lack of memory.
+                    // That is not held against the node.
                     Outcome::Exited { result, .. } if self.shared.shortages.is_seen() => {
                         ExitResult { lost: false, ..result }
                     }
@@ -578,7 +590,8 @@ impl Shell {
                 self.happenings.push(again.boxed());
             }
             Happening::KillAgain(task, attempt) => {
-                // The run may have ended meanwhile, and nobody has asked for the end of the next.
+                // Kill again only if it is still the same run: the next run must not be killed for
+                // this.
                 let present = &self.runner.tasks()[task];
                 if (present.phase, present.attempt) == (Phase::Killing, attempt) {
                     self.kill(task);
@@ -592,15 +605,17 @@ impl Shell {
         self.happenings.push(ended.boxed());
     }
 
-    /// Ends the processes without the machine knowing: it starts them again with the next agent.
+    /// Ends the processes because the agent ends. The state machine is rewound, so that the next
+    /// agent starts them again.
     async fn suspend(mut self) {
-        // First, so that an end which nobody is there to see does not count as the task's own.
+        // Store first that the allocation is suspended. If the agent dies now, the next one does
+        // not take the ends for failures of the tasks.
         drop(self.store(true).await);
         let live: Vec<_> = (0..self.runs.len())
             .filter(|task| self.runner.tasks()[*task].may_have_process())
             .collect();
-        // What is still being started is waited for: it would live on otherwise. What is only to be
-        // started has no process.
+        // Wait for starts in progress, because their processes would stay alive otherwise. A start
+        // that is only planned has no process.
         while live.iter().any(|task| self.is_starting(*task)) {
             match self.happenings.next().await {
                 Some(happening) => self.take(happening),
@@ -614,12 +629,13 @@ impl Shell {
         ends.collect::<Vec<_>>().await;
         let now = self.shared.clock.now();
         self.runner.rewind(&self.spec.policy, false, now, &mut self.actions);
-        // What has ended for good by now is news to the servers: the next agent reports it.
+        // A task may have ended for good meanwhile. Count that as a change, so that the next agent
+        // reports it.
         self.runner.take_changed();
         drop(self.store(true).await);
     }
 
-    /// Ends what is left of an agent that died while it was ending its tasks.
+    /// Ends the processes that an earlier agent left because it died while it was suspending.
     async fn end_what_is_left(&mut self) {
         let tasks = self.runner.tasks().iter().enumerate();
         let ends: FuturesUnordered<_> = tasks
@@ -628,7 +644,7 @@ impl Shell {
                 let found = recover(self.context(position, task.attempt), task.run_started_at_ms);
                 let order = self.kill_order(position);
                 async move {
-                    // A start that is under way is as good as a run.
+                    // A start in progress will become a run, so wait for it.
                     if let Ok(Recovered::Run(run)) = found.await
                         && run.started().await.is_ok()
                     {
@@ -640,7 +656,7 @@ impl Shell {
         ends.collect::<Vec<_>>().await;
     }
 
-    /// A run may come of what is under way.
+    /// Whether a start is in progress that may become a run.
     fn is_starting(&self, task: usize) -> bool {
         let is_only_asked_for =
             |action: &Action| matches!(action, Action::Start { task: of, .. } if *of == task);
@@ -668,8 +684,8 @@ impl Shell {
     }
 }
 
-/// Finds a task's run again. What cannot be found nobody would watch or end: it is killed before
-/// anybody is told.
+/// Finds a task's run after a restart of the agent. A run that cannot be taken over could be
+/// neither watched nor ended, so it is killed before the error is returned.
 async fn recover(context: TaskContext, run_started_at_ms: u64) -> Result<Recovered, StartError> {
     let found = driver::recover(&context, run_started_at_ms).await;
     while found.is_err() {
@@ -681,7 +697,7 @@ async fn recover(context: TaskContext, run_started_at_ms: u64) -> Result<Recover
     found
 }
 
-/// Ends a run, however long that takes.
+/// Ends a run, and waits until it has ended.
 async fn end(run: Run, (signal, timeout_ms): (String, u64)) {
     let ask = async {
         while let Err(error) = run.kill(&signal, timeout_ms).await {
@@ -697,7 +713,7 @@ async fn end(run: Run, (signal, timeout_ms): (String, u64)) {
     }
 }
 
-/// What others see of an allocation with this machine.
+/// The view of an allocation in the state of `runner`.
 pub(crate) fn view_of(spec: &Arc<AllocationSpec>, runner: &AllocationRunner) -> View {
     View {
         spec: Arc::clone(spec),
@@ -707,7 +723,7 @@ pub(crate) fn view_of(spec: &Arc<AllocationSpec>, runner: &AllocationRunner) -> 
     }
 }
 
-/// Makes the directories of an allocation.
+/// Prepares the directories of an allocation.
 async fn prepare(
     directory: AllocationDirectory,
     spec: Arc<AllocationSpec>,
@@ -715,7 +731,8 @@ async fn prepare(
 ) -> io::Result<()> {
     run_blocking(move || {
         if is_new {
-            // What an allocation of that id has left whose state was lost would be a second copy.
+            // An allocation with this id may have run here before, and its state was lost. Its
+            // processes would be a second copy.
             kill_leftovers(&directory.runs())?;
             directory.remove()?;
         }

@@ -1,11 +1,11 @@
-//! Many mock nodes in one process, for trying out servers at scale. Each registers, beats, streams
-//! and runs allocations by the same machines as a real node, but with a table of deadlines in place
-//! of processes, shells and files. A restarted simulation has the same nodes and starts what the
-//! servers say is running anew.
+//! Many mock nodes in one process, to test servers at scale. Each node registers, sends heartbeats,
+//! streams, and runs allocations with the same state machines as a real node. A table of deadlines
+//! stands in place of processes, shells and files. A restarted simulation has the same nodes, and
+//! starts again what the servers consider running.
 //!
-//! Sketch for 5,000 nodes × 200 allocations: an allocation is a machine of some 400 bytes and a few
-//! events; policies and scripts are shared by all allocations of a job; a channel to a server
-//! carries 60 nodes.
+//! Estimate for 5,000 nodes × 200 allocations: an allocation is a state machine of about 400 bytes
+//! and a few events. All allocations of a job share policies and scripts. 60 nodes share a channel
+//! to a server.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque, btree_map::Entry},
@@ -35,9 +35,9 @@ use crate::{
     time::{Clock, Moment},
 };
 
-/// Groups whose policies are kept while no allocation uses them.
+/// When this many groups are known, those without allocations are dropped.
 const GROUPS_MAX: usize = 4096;
-/// What a simulated node offers unless the settings say otherwise.
+/// Resources of a simulated node, unless the settings say otherwise.
 const CPU_MHZ: u64 = 4000;
 const MEMORY_MB: u64 = 8192;
 const DISK_MB: u64 = 100 * 1024;
@@ -140,7 +140,7 @@ fn describe(
 #[derive(Debug)]
 struct Group {
     policy: GroupPolicy,
-    /// Of each task: what happens, or why it cannot start.
+    /// For each task its script, or why it cannot start.
     scripts: Vec<Result<Script, String>>,
 }
 
@@ -182,7 +182,7 @@ fn script(task: &v1::Task) -> Result<Script, String> {
     Script::parse(&task.config_json).map_err(|error| error.message)
 }
 
-/// What will happen to a task of its own accord.
+/// An event of a task that will happen by itself.
 #[derive(Debug)]
 enum Due {
     Started,
@@ -192,9 +192,9 @@ enum Due {
 struct SimulatedAllocation {
     group: Arc<Group>,
     runner: AllocationRunner,
-    /// At most one per task: (time since boot, task, what).
+    /// Events to come, at most one per task: (time since boot in ms, task, event).
     due: Vec<(u64, usize, Due)>,
-    /// Its entry in the node's deadlines.
+    /// Its entry in [`Inner::deadlines`].
     deadline: Option<u64>,
 }
 
@@ -202,7 +202,7 @@ struct SimulatedAllocation {
 struct Inner {
     allocations: BTreeMap<AllocationId, SimulatedAllocation>,
     deadlines: BTreeSet<(u64, AllocationId)>,
-    /// Ended ones, oldest first.
+    /// Ended allocations, the oldest first.
     ended: VecDeque<AllocationId>,
 }
 
@@ -220,7 +220,7 @@ impl SimulatedNode {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets happen what is due, for ever.
+    /// Performs due events, for ever.
     async fn keep_time(self: Arc<Self>) {
         loop {
             let next = self.let_happen();
@@ -238,7 +238,7 @@ impl SimulatedNode {
         }
     }
 
-    /// Lets happen what is due; when the next is.
+    /// Performs due events. Returns when the next one is due, in time since boot.
     fn let_happen(&self) -> Option<u64> {
         let mut inner = self.lock();
         let now = self.clock.now();
@@ -292,7 +292,8 @@ impl SimulatedNode {
         allocation.runner.raise_sequence(message.client_sequence);
         let group = Arc::clone(&allocation.group);
         let mut actions = Vec::new();
-        // One that was never to run is reported as ended by the same machine.
+        // An allocation that never ran here goes through the same state machine, which reports it
+        // as ended.
         if message.run {
             allocation.runner.start(now, &mut actions);
         } else {
@@ -315,8 +316,8 @@ impl SimulatedNode {
             if let Some(old) = allocation.deadline {
                 inner.deadlines.remove(&(old, id));
             }
-            // What is overdue by now comes next, not at once, so that a loop of restarts cannot
-            // hold the lock.
+            // An overdue event is filed 1 ms from now, not handled at once, so that a loop of
+            // restarts cannot hold the lock.
             let next = next.map(|at| at.max(now.since_boot_ms.saturating_add(1)));
             allocation.deadline = next;
             inner.deadlines.extend(next.map(|at| (at, id)));
@@ -438,8 +439,8 @@ impl Node for SimulatedNode {
             Self::forget(&mut inner, id);
             self.outbox.forget(id);
         }
-        // Of the ended ones some stay, as on a real node; what the servers have not heard of yet
-        // stays in any case.
+        // Some ended allocations are kept, as on a real node. One whose end has not reached the
+        // servers is kept in any case.
         for _ in self.ended_max..inner.ended.len() {
             let Some(id) = inner.ended.pop_front() else { break };
             if self.outbox.is_pending(id) {

@@ -1,4 +1,5 @@
-//! Starts a node: what it registers as, and what keeps it in touch with the servers.
+//! Starts a node: builds its registration, and spawns the work that keeps it in touch with the
+//! servers.
 
 use std::{
     net::SocketAddr,
@@ -25,12 +26,13 @@ use crate::{
     time::Clock,
 };
 
-/// In the state directory: what was set of the node's metadata.
+/// File in the state directory with the metadata that was changed at run time.
 const META_FILE: &str = "meta.json";
 
-/// What a node is made of besides its settings: real or simulated.
+/// The parts of a node besides its settings. They differ between a real and a simulated machine.
 pub(crate) struct NodeParts {
-    /// The nonce of this start, if the agent can be asked for it.
+    /// A random number of this start of the agent. `None`: the agent has no HTTP service that could
+    /// show it.
     pub(crate) start: Option<[u8; 16]>,
     pub(crate) servers: Arc<Servers>,
     pub(crate) clock: Clock,
@@ -83,7 +85,7 @@ pub(crate) fn start_node(
     Ok((node, shared))
 }
 
-/// What a node needs to be in touch with the servers.
+/// What a node needs to stay in touch with the servers.
 pub(crate) struct SessionParts {
     pub(crate) registration: v1::RegisterRequest,
     pub(crate) connection: Arc<Connection>,
@@ -94,7 +96,8 @@ pub(crate) struct SessionParts {
     pub(crate) meta: Arc<NodeMeta>,
 }
 
-/// Spawns what keeps a node in touch with the servers.
+/// Spawns the tasks that keep a node in touch with the servers: registration and heartbeats,
+/// readiness checks, the stream of allocations, and statuses.
 pub(crate) fn stand<N: heartbeat::Node>(node: Arc<N>, parts: SessionParts, work: &mut JoinSet<()>) {
     let SessionParts { registration, connection, outbox, clock, checks, shortages, meta } = parts;
     let node_id = std::array::from_fn(|i| registration.node_id[i]);
@@ -121,7 +124,7 @@ pub(crate) fn stand<N: heartbeat::Node>(node: Arc<N>, parts: SessionParts, work:
     rt::spawn_into(work, send_statuses(node_id, connection, outbox, registered, unknown));
 }
 
-/// What every registration of these settings has in common.
+/// The part of a registration that real and simulated nodes have in common.
 pub(crate) fn registration(
     settings: &AgentSettings,
     identity: &NodeIdentity,
@@ -152,7 +155,7 @@ pub(crate) fn registration(
     }
 }
 
-/// A driver as the servers are told of it: its attributes are those of the node, too.
+/// A driver as the servers see it. Its attributes also become attributes of the node.
 fn registered(listed: &Listed) -> (String, v1::Driver) {
     let (name, found) = (listed.name(), listed.look());
     let own = found.detected.then(|| (format!("driver.{name}"), "1".to_owned()));
@@ -187,7 +190,8 @@ fn describe(
         dynamic_port_max: u32::from(settings.dynamic_port_max),
         address: found.address.clone(),
     });
-    // An address that means "all of them" is no address to connect to.
+    // A wildcard address such as `0.0.0.0` cannot be connected to. Use the machine's address
+    // instead.
     registration.http_address = if http_address.ip().is_unspecified() {
         with_port(&found.address, http_address.port())
     } else {
@@ -197,7 +201,7 @@ fn describe(
     registration.attributes.insert("unique.advertise.address".to_owned(), own_address);
 }
 
-/// The node's properties as jobs refer to them.
+/// The node's properties by the names that jobs use in `${…}`.
 pub(crate) fn node_names(
     registration: &v1::RegisterRequest,
     region: &str,

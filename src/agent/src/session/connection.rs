@@ -1,10 +1,10 @@
-//! Connections to the servers: which server is asked, when another one is tried, and how long a
-//! call may take. Any server answers any call, so the agent stays with one until it fails and then
-//! goes round.
+//! Connections to the servers: which server is called, when another one is tried, and how long a
+//! call may take. Any server answers any call. So the agent stays with one server until it fails,
+//! then tries the next in the list.
 //!
-//! A channel carries at most [`NODES_PER_CHANNEL`] nodes: each holds one endless stream and a
-//! server admits 200 streams per connection unless told otherwise; a call that waits for a stream
-//! would look like a dead server.
+//! A channel carries at most [`NODES_PER_CHANNEL`] nodes. Each node holds one endless stream, and a
+//! server accepts 200 streams per connection by default. A call that waits for a free stream would
+//! look like a dead server.
 
 use std::{
     sync::Arc,
@@ -27,28 +27,28 @@ use wire::rpc::{
 
 /// Nodes that share a channel to a server.
 pub(crate) const NODES_PER_CHANNEL: u32 = 60;
-/// Servers known at a time.
+/// How many servers are known at most.
 const SERVERS_MAX: usize = 32;
-/// Nodes of this process that register at the same time.
+/// How many nodes of this process may register at the same time.
 const REGISTERING_MAX: usize = 64;
 
-/// The log says that no server serves this process when none has for this long: an election is no
-/// news.
+/// If no server has served this process for this long, the log says so. An election is shorter and
+/// not worth a warning.
 const SILENCE_SAID: Duration = Duration::from_secs(4);
 
-/// Whether any server serves this process, for two lines of the log: a server that answers without
-/// a leader does not.
+/// Tracks whether any server serves this process, for two log messages. A server that answers
+/// without a leader does not serve it.
 #[derive(Debug, Default)]
 struct Reach {
-    /// The first call in vain since the last that was answered.
+    /// When the first failed call since the last answered one failed.
     silent_since: Option<Instant>,
-    /// The log has it.
+    /// The log has the message already.
     is_said: bool,
 }
 
 impl Reach {
-    /// A call was tried on all servers in vain. Returns how long that has been so, if it is to be
-    /// said.
+    /// Records that a call failed on all servers. Returns how long none has served, if that is to
+    /// be logged now.
     fn failed(&mut self, now: Instant) -> Option<Duration> {
         let since = *self.silent_since.get_or_insert(now);
         let silence = now.saturating_duration_since(since);
@@ -57,7 +57,7 @@ impl Reach {
         is_news.then_some(silence)
     }
 
-    /// A call was answered. Returns how long there was no answer, if that was said.
+    /// Records that a call was answered. Returns how long none was, if that was logged.
     fn answered(&mut self, now: Instant) -> Option<Duration> {
         let since = self.silent_since.take();
         let was_said = std::mem::take(&mut self.is_said);
@@ -65,33 +65,34 @@ impl Reach {
     }
 }
 
-/// The servers known to this process and its way to them.
+/// The servers that this process knows, and the transport to them.
 pub struct Servers {
     transport: Arc<dyn Transport>,
     configured: Vec<String>,
     /// Invariant: not empty, at most [`SERVERS_MAX`].
     addresses: Mutex<Arc<[String]>>,
-    /// Where the servers answer HTTP, as they have said last; at most [`SERVERS_MAX`].
+    /// The servers' HTTP addresses, as last sent by one of them; at most [`SERVERS_MAX`].
     http: Mutex<Arc<[String]>>,
     rpc_timeout: Duration,
-    /// Taken while registering, so that thousands of simulated nodes do not all do it at once.
+    /// Limits registrations in progress, so that thousands of simulated nodes do not register at
+    /// once.
     registering: Semaphore,
     reach: Mutex<Reach>,
 }
 
-/// The servers' addresses cannot be used.
+/// Why the servers' addresses cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// There are none.
+    /// No address is given.
     #[error("the agent needs the address of at least one server")]
     None,
-    /// One does not parse.
+    /// An address does not parse.
     #[error("`{0}` is not the address of a server (expected host:port)")]
     Bad(String),
 }
 
 impl Servers {
-    /// Knows these addresses (`host:port`, with or without `http://`) and reaches them by this
+    /// Servers at these addresses (`host:port`, with or without `http://`), reached by this
     /// transport.
     pub(crate) fn new(
         addresses: &[String],
@@ -125,7 +126,7 @@ impl Servers {
         self.reach.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call was answered, if only by a refusal.
+    /// A server answered a call, even if it refused it.
     fn answered(&self) {
         let away = self.reach().answered(Instant::now());
         if let Some(away) = away {
@@ -145,7 +146,7 @@ impl Servers {
         }
     }
 
-    /// Takes over the list that a server has sent; the configured ones stay known.
+    /// Takes over the list of servers that a server has sent. The configured ones stay in it.
     pub(crate) fn learn(&self, sent: &[String]) {
         if sent.is_empty() {
             return;
@@ -164,7 +165,7 @@ impl Servers {
         }
     }
 
-    /// Takes over where the servers answer HTTP.
+    /// Takes over the servers' HTTP addresses.
     pub(crate) fn learn_http(&self, sent: &[String]) {
         let sent: Vec<_> =
             sent.iter().filter_map(|sent| host_and_port(sent)).take(SERVERS_MAX).collect();
@@ -173,19 +174,19 @@ impl Servers {
         }
     }
 
-    /// Where the servers answer HTTP; nothing before the first registration.
+    /// The servers' HTTP addresses; empty before the first registration.
     pub fn http(&self) -> Arc<[String]> {
         Arc::clone(&self.http.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The servers known, by the addresses that agents call.
+    /// The addresses of the known servers, as agents call them.
     pub fn known(&self) -> Arc<[String]> {
         Arc::clone(&self.addresses.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A turn to register.
+    /// Waits until this node may register.
     pub(crate) async fn register_turn(&self) -> Option<SemaphorePermit<'_>> {
-        // Never closed, so there is always a turn in the end.
+        // The semaphore is never closed, so this cannot fail.
         self.registering.acquire().await.ok()
     }
 
@@ -199,14 +200,14 @@ impl Servers {
     }
 }
 
-/// An address as the transport takes it; `None` for what is none.
+/// An address in the form of the transport; `None` if it is not one.
 fn host_and_port(address: &str) -> Option<String> {
     let bare = address.strip_prefix("http://").unwrap_or(address);
     let endpoint = Endpoint::from_shared(format!("http://{bare}")).ok()?;
     endpoint.uri().port_u16().map(|_| bare.to_owned())
 }
 
-/// One node's way to the servers.
+/// One node's connection to the servers.
 pub(crate) struct Connection {
     servers: Arc<Servers>,
     lane: Lane,
@@ -214,7 +215,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// The way of node `number`; the first server differs, so that nodes spread.
+    /// The connection of node `number`. `first` picks the first server, so that nodes spread over
+    /// the servers.
     pub(crate) fn new(servers: Arc<Servers>, number: u32, first: u64) -> Self {
         let count = servers.count() as u64;
         let current = usize::try_from(mix(first).checked_rem(count).unwrap_or(0)).unwrap_or(0);
@@ -222,13 +224,13 @@ impl Connection {
         Self { servers, lane, current: AtomicUsize::new(current) }
     }
 
-    /// The servers known.
+    /// The known servers.
     pub(crate) fn servers(&self) -> &Servers {
         &self.servers
     }
 
-    /// The server behind that mark is of no use: the next one is asked, unless somebody has moved
-    /// on already.
+    /// Moves on from the server at `position` to the next one, unless another call has done so
+    /// already.
     pub(crate) fn failed(&self, position: usize) {
         let next = position.saturating_add(1).checked_rem(self.servers.count()).unwrap_or(0);
         let moved =
@@ -238,7 +240,7 @@ impl Connection {
         }
     }
 
-    /// One call with its deadline, tried on each server at most once.
+    /// Makes a call, with a timeout, on each server at most once.
     pub(crate) async fn call<Q: Message, P: Message + Default>(
         &self,
         method: &Method<Q, P>,
@@ -264,7 +266,8 @@ impl Connection {
         Err(last)
     }
 
-    /// Asks the present server for a stream; with it comes a mark for [`Self::failed`].
+    /// Opens a stream to the current server. Returns it with the server's position, for
+    /// [`Self::failed`].
     pub(crate) fn open<Q: Message, P>(
         &self,
         method: &Method<Q, P>,
@@ -278,7 +281,7 @@ impl Connection {
     }
 }
 
-/// Another server may answer better.
+/// Whether the error is about the server, so that another one may answer better.
 pub(crate) fn is_about_server(status: &Status) -> bool {
     matches!(
         status.code(),
@@ -291,7 +294,7 @@ pub(crate) fn is_about_server(status: &Status) -> bool {
     )
 }
 
-/// Growing pauses between tries, with jitter: 250 ms doubled up to a limit.
+/// Growing pauses between tries, with jitter: 250 ms, doubled up to a limit.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     tries: u32,
@@ -300,12 +303,12 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// From the start.
+    /// A backoff that begins with the shortest pause.
     pub(crate) fn new(max: Duration, seed: u64) -> Self {
         Self { tries: 0, max, seed }
     }
 
-    /// The next pause: between half and the whole of the step.
+    /// The next pause: between half and all of the current step.
     pub(crate) fn next(&mut self) -> Duration {
         let step = Duration::from_millis(250 << self.tries.min(10)).min(self.max);
         self.tries = self.tries.saturating_add(1);
@@ -317,7 +320,7 @@ impl Backoff {
         )
     }
 
-    /// It worked.
+    /// Begins with the shortest pause again, after a success.
     pub(crate) fn reset(&mut self) {
         self.tries = 0;
     }

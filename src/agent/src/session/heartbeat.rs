@@ -1,5 +1,5 @@
-//! A node's standing with the servers: registration, heartbeats, readiness, and the stream of its
-//! allocations.
+//! Keeps a node in touch with the servers: registration, heartbeats, readiness, and the stream of
+//! its allocations.
 //!
 //! ```text
 //!  register ─► all statuses ─► Ready ─► heartbeat … ─┬─ INITIALIZING: all statuses, Ready
@@ -7,8 +7,8 @@
 //!     └──────────────────────────────────────────────┘
 //!  stream: complete set, then changes; when it breaks: heartbeat at once, another server, complete set again
 //! ```
-//! The node is ready only after the servers have every status: otherwise they would judge its
-//! allocations by old ones.
+//! The node becomes ready only after the servers have all of its statuses. Otherwise they would
+//! judge its allocations by old ones.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -39,48 +39,49 @@ const REGISTER_RETRY_MAX: Duration = Duration::from_secs(15);
 const STREAM_RETRY_MAX: Duration = Duration::from_secs(10);
 /// How long opening the stream may take.
 const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
-/// A registration that lasted less was in vain.
+/// A registration that ends sooner than this does not reset the backoff.
 const STANDING_MIN: Duration = Duration::from_secs(10);
-/// How long all statuses may take before a heartbeat goes out in between.
+/// How long sending all statuses may take. After that a heartbeat is sent first.
 const STATUSES_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest pause between two tries to report readiness.
 const SAY_RETRY_MAX: Duration = Duration::from_secs(5);
-/// Spread of the heartbeats that follow a change of leader or a broken stream, ms.
+/// After a change of leader or a broken stream, the heartbeats of nodes are spread over this time,
+/// ms.
 const EPOCH_SPREAD_MS: u64 = 500;
 
-/// What the servers' messages are for: the real node or a simulated one.
+/// The receiver of the servers' messages: the real node or a simulated one.
 pub(crate) trait Node: Send + Sync + 'static {
-    /// Takes a batch of the stream.
+    /// Takes over a batch of the stream.
     fn apply(&self, batch: v1::AllocationBatch) -> impl Future<Output = ()> + Send;
     /// Puts the status of every allocation into the outbox.
     fn report_all(&self);
 }
 
-/// What a node's standing needs.
+/// The state of a node's contact with the servers.
 pub(crate) struct Standing<N> {
     pub(crate) node: Arc<N>,
     pub(crate) registration: v1::RegisterRequest,
-    /// Goes over what the registration says.
+    /// Metadata changed at run time. It overrides the registration's.
     pub(crate) meta: Arc<NodeMeta>,
     pub(crate) connection: Arc<Connection>,
     pub(crate) outbox: Arc<Outbox>,
     /// `None` while the node is not registered.
     pub(crate) registered: watch::Sender<Option<Registered>>,
-    /// Told when a server does not know the node.
+    /// Notified when a server does not know the node.
     pub(crate) unknown: Arc<Notify>,
     /// Asks for a heartbeat at once.
     pub(crate) nudge: Arc<Notify>,
     pub(crate) clock: Clock,
     pub(crate) checks: Checks,
-    /// What the machine is short of: each heartbeat says it, and news of it are said at once.
+    /// What the machine is short of. Each heartbeat carries it, and a change is sent at once.
     pub(crate) shortages: Arc<Shortages>,
-    /// Of the readiness checks.
+    /// Decides when readiness is checked.
     pub(crate) timer: Mutex<CheckTimer>,
-    /// The timer of the checks has changed.
+    /// Notified when `timer` has changed.
     pub(crate) timer_changed: Notify,
 }
 
-/// The newest index that the servers have shown since a registration.
+/// The newest index that the servers have sent since a registration.
 #[derive(Default)]
 struct Seen {
     registered: Option<Registered>,
@@ -88,17 +89,18 @@ struct Seen {
 }
 
 impl Seen {
-    /// What a registration saw is the least that a stream has to show: also of what was placed
-    /// before the agent started.
+    /// Begins with a registration. A stream must be at least as new as the registration's index,
+    /// because that includes what was placed before the agent started.
     fn begin(&mut self, registered: Registered) {
         if self.registered != Some(registered) {
             *self = Self { registered: Some(registered), index: registered.index };
         }
     }
 
-    /// Refuses what is older than what was shown before: in the whole set of a server that lags,
-    /// what is new is missing, and would be taken for gone. A server that is asked for an index
-    /// shows nothing older, and says when nobody has it any more: then the node registers again.
+    /// Refuses a message that is older than one seen before. The complete set of a server that lags
+    /// lacks the newest allocations, and the node would take them for removed. A server that is
+    /// asked for a minimum index waits until it has it. If no server has that index any more, it
+    /// says so, and the node registers again.
     fn check(&mut self, index: u64) -> Result<(), Status> {
         if index < self.index {
             let known = self.index;
@@ -116,7 +118,7 @@ impl<N: Node> Standing<N> {
         let mut backoff = Backoff::new(REGISTER_RETRY_MAX, self.seed());
         let mut meta = self.meta.subscribe();
         loop {
-            // Whatever is set from now on is not in the registration.
+            // Metadata set from now on is not in this registration, so that it causes another one.
             meta.mark_unchanged();
             let reply = self.register().await;
             self.connection.servers().learn(&reply.servers);
@@ -133,7 +135,7 @@ impl<N: Node> Standing<N> {
             let over = self.heartbeats(reply.incarnation, reply.heartbeat_ttl_ms);
             rt::select! {
                 biased;
-                // The sender is this node's own.
+                // An error cannot happen: this node owns the sender.
                 _ = meta.changed() => tracing::info!("the node's metadata was changed"),
                 () = over => {}
             }
@@ -141,7 +143,8 @@ impl<N: Node> Standing<N> {
             if begun.elapsed() > STANDING_MIN {
                 backoff.reset();
             } else {
-                // Registered in vain: the next try must not follow at once, again and again.
+                // The registration did not last. Wait, so that tries do not follow each other
+                // without a pause.
                 sleep(backoff.next()).await;
             }
         }
@@ -219,7 +222,8 @@ impl<N: Node> Standing<N> {
                 Ok(reply) => return reply,
                 Err(status) => {
                     tries = tries.saturating_add(1);
-                    // The first tries of a cluster that is just starting are no news.
+                    // A cluster that is just starting refuses the first tries. That is not worth a
+                    // warning.
                     if tries.is_power_of_two() && tries >= 4 || !is_about_server(&status) {
                         tracing::warn!(
                             node = %node_name(&self.registration), code = ?status.code(), message = status.message(), tries,
@@ -232,13 +236,13 @@ impl<N: Node> Standing<N> {
         }
     }
 
-    /// Beats until the node has to register again.
+    /// Sends heartbeats until the node has to register again.
     async fn heartbeats(&self, incarnation: u64, ttl_ms: u64) {
         let mut ttl_ms = ttl_ms;
         let mut epoch = None;
         let mut beat = 0_u64;
         let mut backoff = Backoff::new(Duration::from_secs(5), self.seed());
-        // What was said of the incarnation before is no news.
+        // Drop a notice about the incarnation before.
         self.unknown.notified().now_or_never();
         self.timer().begin();
         self.become_ready().await;
@@ -246,7 +250,7 @@ impl<N: Node> Standing<N> {
         let mut due = later(self.interval(ttl_ms, beat));
         let mut shortage = self.shortages.subscribe();
         if self.shortages.is_short() {
-            // A new incarnation is short of nothing yet, as far as the servers know.
+            // The servers believe that a new incarnation has no shortage, so report it.
             shortage.mark_changed();
         }
         loop {
@@ -262,7 +266,7 @@ impl<N: Node> Standing<N> {
                     continue;
                 }
                 () = self.nudge.notified() => {
-                    // Spread: when a server dies all its nodes come here.
+                    // Spread, because all nodes of a server come here when it dies.
                     due = due.min(later(self.spread(beat)));
                     beat = beat.wrapping_add(1);
                     continue;
@@ -312,11 +316,12 @@ impl<N: Node> Standing<N> {
         }
     }
 
-    /// Sends all statuses, then has readiness checked and said.
+    /// Sends all statuses, then requests a readiness check, which is reported.
     async fn become_ready(&self) {
         self.node.report_all();
         if timeout(STATUSES_TIMEOUT, self.outbox.empty()).await.is_err() {
-            // The heartbeat that follows finds the node still initializing and comes back here.
+            // The next heartbeat tells that the node is still initializing, and this is called
+            // again.
             self.nudge.notify_one();
             return;
         }
@@ -332,7 +337,7 @@ impl<N: Node> Standing<N> {
         self.timer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks readiness when that is due, one check at a time, for ever.
+    /// Checks readiness whenever it is due, one check at a time, for ever.
     pub(crate) async fn check_readiness(self: Arc<Self>) {
         let mut registered = self.registered.subscribe();
         let mut ends = self.outbox.ends();
@@ -378,7 +383,7 @@ impl<N: Node> Standing<N> {
         }
     }
 
-    /// Tells the servers what a check found, until they have it or the registration is over.
+    /// Reports the result of a check until the servers have it or the registration is over.
     async fn say(
         &self,
         current: Registered,
@@ -388,8 +393,8 @@ impl<N: Node> Standing<N> {
         let mut backoff = Backoff::new(SAY_RETRY_MAX, self.seed());
         loop {
             let mut answer = self.say_once(current.incarnation, &found).await;
-            // After a missed heartbeat the servers first want a report, which a node without
-            // allocations has had no reason to send.
+            // After a missed heartbeat the servers want a report of statuses first. A node without
+            // allocations has had nothing to report, so send an empty report.
             if answer.as_ref().is_err_and(|status| status.code() == Code::FailedPrecondition) {
                 self.node.report_all();
                 if timeout(STATUSES_TIMEOUT, self.outbox.empty()).await.is_err() {
@@ -445,7 +450,8 @@ impl<N: Node> Standing<N> {
         self.connection.call(&method::UPDATE_ALLOCATIONS, &request).await
     }
 
-    /// Between 40 and 60 percent of the time to live, so that one lost heartbeat does no harm.
+    /// Time to the next heartbeat: between 40 and 60 percent of the TTL, so that one lost heartbeat
+    /// does no harm.
     fn interval(&self, ttl_ms: u64, beat: u64) -> Duration {
         let ttl_ms = ttl_ms.clamp(100, 24 * 3600 * 1000);
         let fifth = ttl_ms / 5;
@@ -462,7 +468,7 @@ impl<N: Node> Standing<N> {
     }
 }
 
-/// Registering again is the remedy.
+/// Whether the servers do not know the node, so that it must register again.
 fn is_unknown(status: &Status) -> bool {
     status.code() == Code::NotFound
 }

@@ -1,7 +1,7 @@
-//! The node's metadata: what its configuration says, and over it what operators have set while it
-//! ran, which a restart keeps.
+//! The node's metadata: what the configuration says, overridden by what operators have set at run
+//! time. That survives a restart.
 //!
-//! A change is durable before it is told to anybody; the node then registers with it.
+//! A change is stored durably before anybody sees it. The node then registers again with it.
 
 use std::{
     collections::BTreeMap,
@@ -14,15 +14,15 @@ use ground::rt::watch;
 
 use crate::machine::files;
 
-/// Keys of an agent, set ones included.
+/// How many keys a node may have, including those set at run time.
 const KEYS_MAX: usize = 1_000;
-/// Length of a key or value, bytes: what servers take.
+/// Longest key or value, bytes. Servers accept no more.
 const TEXT_BYTES_MAX: usize = 4_096;
 
-/// What was set by key; `None` takes a configured key away.
+/// Keys set at run time; `None` removes a configured key.
 pub type Changes = BTreeMap<String, Option<String>>;
 
-/// Why metadata is not changed.
+/// Why a change of metadata is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum MetaError {
     #[error("{0}")]
@@ -34,38 +34,38 @@ pub enum MetaError {
 /// Metadata of this node.
 #[derive(Debug, Default)]
 pub struct NodeMeta {
-    /// Where changes are kept; a simulated node takes none.
+    /// The file that keeps changes. `None`: a simulated node, which accepts none.
     file: Option<PathBuf>,
     configured: BTreeMap<String, String>,
     set: watch::Sender<Changes>,
-    /// Held while a change is stored: one after the other.
+    /// Held while a change is stored, so that changes are made one after the other.
     storing: Mutex<()>,
 }
 
 impl NodeMeta {
-    /// That of a node whose metadata nobody changes.
+    /// The metadata of a node that accepts no changes.
     pub(crate) fn fixed(configured: BTreeMap<String, String>) -> Self {
         Self { configured, ..Self::default() }
     }
 
-    /// The configured metadata with the changes that a file holds.
+    /// The configured metadata, with the changes in `file`.
     pub(crate) fn open(configured: BTreeMap<String, String>, file: PathBuf) -> io::Result<Self> {
         let set = files::read_json(&file)?.unwrap_or_default();
         let set = watch::Sender::new(set);
         Ok(Self { file: Some(file), configured, set, storing: Mutex::default() })
     }
 
-    /// What the configuration says.
+    /// The configured metadata.
     pub fn configured(&self) -> &BTreeMap<String, String> {
         &self.configured
     }
 
-    /// What was set since.
+    /// The changes made at run time.
     pub fn changes(&self) -> Changes {
         self.set.borrow().clone()
     }
 
-    /// What holds.
+    /// The metadata in effect: configured and changed.
     pub fn effective(&self) -> BTreeMap<String, String> {
         let mut all = self.configured.clone();
         for (key, value) in &*self.set.borrow() {
@@ -77,12 +77,12 @@ impl NodeMeta {
         all
     }
 
-    /// Tells of each change.
+    /// Subscribes to changes.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Changes> {
         self.set.subscribe()
     }
 
-    /// Sets keys, and takes away those without a value. Blocks until it is durable.
+    /// Sets keys, and removes those without a value. Blocks until that is durable.
     pub fn apply(&self, changes: Changes) -> Result<(), MetaError> {
         let _storing = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut set = self.changes();

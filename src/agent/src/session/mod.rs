@@ -1,5 +1,5 @@
-//! The node's standing with the servers: connection, registration and heartbeats, readiness, the
-//! stream of allocations, and the statuses that go back.
+//! Keeps the node in touch with the servers: connection, registration and heartbeats, readiness,
+//! the stream of allocations, and the statuses that are sent back.
 
 pub(crate) mod connection;
 pub(crate) mod heartbeat;

@@ -1,5 +1,5 @@
-//! Runs the readiness command: without a shell, in a process group of its own, which is killed at
-//! the timeout and when the check is dropped.
+//! Runs the readiness command, without a shell and in a process group of its own. The group is
+//! killed at the timeout, and when the check is dropped.
 
 use std::{process::Stdio, time::Duration};
 
@@ -14,12 +14,12 @@ use tokio::{
 
 use crate::session::readiness::{Checked, ReadinessProbe, ReadinessSettings};
 
-/// Exit code that asks for a person.
+/// Exit code of a failure that only a person can repair.
 const FATAL: i32 = 99;
-/// What is read of an output to find its first line; the rest is drained.
+/// How many bytes of the output are kept to find its first line. The rest is read and dropped.
 const OUTPUT_BYTES_MAX: usize = 4_096;
-/// How long the output of a command that has ended is waited for: a process that it left behind
-/// may hold it open.
+/// How long to wait for the output after the command has ended. A process that the command left
+/// behind may keep it open.
 const OUTPUT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A command whose exit code says whether the machine is ready.
@@ -95,7 +95,8 @@ impl ReadinessProbe for CommandProbe {
     }
 }
 
-/// The beginning of an output; reads on to its end, so that the command is not held up.
+/// Returns the beginning of an output. Reads it to its end, so that the command does not block on a
+/// full pipe.
 async fn head_of(output: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
     let Some(mut output) = output else { return Vec::new() };
     let mut head = Vec::new();

@@ -1,12 +1,12 @@
-//! Whether the machine is ready for work: when the readiness check runs, and what is said of it.
+//! Readiness of the machine for work: when the check runs, and when its result is reported.
 //!
 //! ```text
 //!  servers want it ─┐                       ┌─ new outcome, or wanted success ─► Ready call
 //!  a task ended ────┼─► check, one at a time ┤
 //!  not ready yet ───┘   (after the interval) └─ nothing new: said to nobody
 //! ```
-//! [`CheckTimer`] decides, without a clock or a process of its own. What a result means is the
-//! servers' business. Nothing here may delay a heartbeat, a status or the stream.
+//! [`CheckTimer`] decides, without a clock or a process of its own. The servers decide what a
+//! result means. Nothing here may delay a heartbeat, a status or the stream.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,12 +16,12 @@ use ground::rt::Instant;
 
 use crate::time::after;
 
-/// Longest reason, bytes.
+/// Longest reason of a result, bytes.
 const REASON_BYTES_MAX: usize = fsm::limits::NODE_REASON_BYTES_MAX;
-/// A reason that changes while the outcome stays is said once in this time.
+/// If only the reason changes and not the outcome, it is reported at most once in this time.
 const REASON_PAUSE: Duration = Duration::from_mins(1);
 
-/// When a check follows the end of an allocation.
+/// Whether a check follows the end of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AfterTask {
     Never,
@@ -33,7 +33,7 @@ pub enum AfterTask {
 /// `[readiness]` of the agent's configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReadinessSettings {
-    /// Program and arguments; no shell. Not empty.
+    /// Program and arguments, run without a shell. Not empty.
     pub command: Vec<String>,
     /// Pause between two checks while the node is not ready.
     pub interval: Duration,
@@ -41,16 +41,16 @@ pub struct ReadinessSettings {
     pub after_task: AfterTask,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Checked {
     pub readiness: Readiness,
-    /// First line of the output, or why there is none.
+    /// First line of the output, or why the check did not succeed.
     pub reason: String,
 }
 
 impl Checked {
-    /// The reason is cut to its first line and to what the servers keep.
+    /// A result. The reason is cut to its first line and to the length that the servers keep.
     pub fn new(readiness: Readiness, reason: &str) -> Self {
         let line = reason.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("");
         let end = line.floor_char_boundary(REASON_BYTES_MAX);
@@ -58,16 +58,16 @@ impl Checked {
     }
 }
 
-/// How readiness is found out: by a command, or by a script where the machine is simulated.
+/// How readiness is checked: by a command, or by a script on a simulated machine.
 pub trait ReadinessProbe: Send + Sync + 'static {
-    /// One check. Dropping it ends it.
+    /// Runs one check. Dropping the future ends the check.
     fn check(&self) -> BoxFuture<'_, Checked>;
 }
 
-/// What a node's checks need.
+/// How a node is checked.
 #[derive(Clone)]
 pub(crate) struct Checks {
-    /// None: always ready.
+    /// `None`: the node is always ready.
     pub(crate) probe: Option<Arc<dyn ReadinessProbe>>,
     pub(crate) interval: Duration,
     pub(crate) after_task: AfterTask,
@@ -80,17 +80,17 @@ impl Checks {
     }
 }
 
-/// When to check and what to say; a pure machine.
+/// Decides when to check and what to report. A pure state machine.
 #[derive(Debug)]
 pub(crate) struct CheckTimer {
     interval: Duration,
     /// The servers want checks until one succeeds.
     is_wanted: bool,
-    /// The last check failed, and is repeated.
+    /// The last check failed, so it is repeated.
     repeats: bool,
     after_task: bool,
     checked_at: Option<Instant>,
-    /// What the servers have acknowledged, and when.
+    /// The last result that the servers have acknowledged, and when.
     said: Option<(Checked, Instant)>,
     sequence: u64,
 }
@@ -108,12 +108,13 @@ impl CheckTimer {
         }
     }
 
-    /// The servers know nothing of earlier results: a new registration.
+    /// Begins a registration. The servers know no earlier results.
     pub(crate) fn begin(&mut self) {
         (self.said, self.checked_at) = (None, None);
     }
 
-    /// What the servers want, as a heartbeat says it. A new wish is met at once.
+    /// Takes over from a heartbeat whether the servers want a check. A new wish is fulfilled at
+    /// once.
     pub(crate) fn want(&mut self, is_wanted: bool) {
         if is_wanted && !self.is_wanted && !self.repeats {
             self.checked_at = None;
@@ -125,12 +126,12 @@ impl CheckTimer {
         self.is_wanted
     }
 
-    /// An allocation ended after which the machine is to be checked.
+    /// Requests a check because an allocation has ended.
     pub(crate) fn task_ended(&mut self) {
         self.after_task = true;
     }
 
-    /// When to check next.
+    /// When to check next. `None`: no check is wanted.
     pub(crate) fn due_at(&self, now: Instant) -> Option<Instant> {
         if self.after_task {
             return Some(now);
@@ -139,7 +140,7 @@ impl CheckTimer {
         (self.is_wanted || self.repeats).then_some(repeated_at)
     }
 
-    /// Takes a result; whether the servers are to be told.
+    /// Takes the result of a check. Returns whether to report it.
     pub(crate) fn found(&mut self, now: Instant, found: &Checked) -> bool {
         (self.after_task, self.checked_at) = (false, Some(now));
         self.repeats = found.readiness == Readiness::Retry;
@@ -152,8 +153,8 @@ impl CheckTimer {
         })
     }
 
-    /// The servers have taken a result: after a success or a fatal one they say when they want
-    /// another.
+    /// The servers have acknowledged a result. After success or a fatal result no check follows
+    /// until they want another.
     pub(crate) fn acknowledged(&mut self, now: Instant, found: Checked) {
         if found.readiness != Readiness::Retry {
             self.is_wanted = false;
@@ -161,15 +162,16 @@ impl CheckTimer {
         self.said = Some((found, now));
     }
 
-    /// The sequence of the next report: rises also when the agent restarts, as time since the boot
-    /// does.
+    /// The sequence of the next report. It is at least the time since boot, so that it also rises
+    /// over a restart of the agent.
     pub(crate) fn next_sequence(&mut self, since_boot_ms: u64) -> u64 {
         self.sequence = since_boot_ms.max(self.sequence.saturating_add(1));
         self.sequence
     }
 }
 
-/// A probe that follows a script: so many results of each kind, and the last one for ever.
+/// A probe that follows a script. The script lists results with their numbers of repetition; the
+/// last result is repeated for ever.
 #[derive(Debug)]
 pub struct ScriptedProbe {
     steps: Vec<(Checked, u32)>,
@@ -177,8 +179,8 @@ pub struct ScriptedProbe {
 }
 
 impl ScriptedProbe {
-    /// Reads a script such as `not-ready:3,ready`: words `ready`, `not-ready` and `fatal`, each
-    /// with how often it comes.
+    /// Parses a script such as `not-ready:3,ready`: the words `ready`, `not-ready` and `fatal`,
+    /// each with the number of checks that give it.
     pub fn parse(script: &str) -> Result<Self, String> {
         let mut steps = Vec::new();
         for part in script.split(',').map(str::trim) {

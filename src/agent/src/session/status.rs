@@ -1,6 +1,7 @@
-//! The outbox of a node: the newest unacknowledged status of each allocation, sent in batches until
-//! the servers have it. Invariant: a status leaves the outbox only when a server has acknowledged
-//! it or a newer one took its place.
+//! The outbox of a node. It holds the newest unacknowledged status of each allocation, and sends
+//! them in batches until the servers have them. Invariant: a status leaves the outbox only when a
+//! server has acknowledged or finally refused it, a newer one has replaced it, or the servers have
+//! forgotten the allocation.
 
 use std::{
     collections::BTreeMap,
@@ -20,29 +21,29 @@ use crate::{
     time::{later, wall_ms},
 };
 
-/// A registration that holds.
+/// A registration in effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Registered {
     pub(crate) incarnation: u64,
-    /// Its place in the log.
+    /// Raft index of the registration.
     pub(crate) index: u64,
 }
 
 /// Shortest time between two batches.
 const BATCH_INTERVAL: Duration = Duration::from_millis(200);
-/// An answer that was long in coming is of servers with much to do: the next batch is so many times
-/// that far away, so that more travels in it.
+/// Slow answers are a sign of busy servers. The pause before the next batch is the time of the last
+/// answer times this number, so that the batch carries more.
 const PAUSE_PER_ANSWER: u32 = 4;
-/// Longest time between two batches that are answered.
+/// Longest pause between two batches while they are acknowledged.
 const PACED_MAX: Duration = Duration::from_secs(2);
-/// Statuses in a batch.
+/// How many statuses a batch has at most.
 const BATCH_STATUSES_MAX: usize = 1024;
 /// Encoded size of a batch, bytes; one status may exceed it.
 const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Longest pause between two tries.
+/// Longest pause after a failed batch.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// What is to be sent.
+/// The statuses to send.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     statuses: Mutex<Statuses>,
@@ -54,15 +55,15 @@ pub(crate) struct Outbox {
 #[derive(Default, Debug)]
 struct Statuses {
     pending: BTreeMap<AllocationId, v1::AllocationStatus>,
-    /// Tasks as the servers have them, of allocations that go on: that one is healthy is said
-    /// without them. What was sent since and is not acknowledged may have come, so that nothing is
-    /// known of them then.
+    /// The task states that the servers have, for allocations that have not ended. A status whose
+    /// tasks are the same is sent without them. While a status with other tasks is unacknowledged,
+    /// there is no entry, because it is unknown which of them the servers have.
     tasks: BTreeMap<AllocationId, Tasks>,
 }
 
 type Tasks = BTreeMap<String, v1::TaskState>;
 
-/// A status as it is sent, beside the tasks that the servers have of all.
+/// The form in which a status is sent: without tasks if the servers have the same ones.
 fn as_sent(
     tasks: &mut BTreeMap<AllocationId, Tasks>,
     id: AllocationId,
@@ -86,7 +87,7 @@ fn as_sent(
 }
 
 impl Statuses {
-    /// Takes one out that was sent, unless there is a newer one by now.
+    /// Removes a status that was sent, unless a newer one has replaced it.
     fn take_sent(&mut self, sent: &v1::AllocationStatus) -> Option<AllocationId> {
         let id = AllocationId::from_slice(&sent.id)?;
         if self.pending.get(&id).is_some_and(|now| now.sequence <= sent.sequence) {
@@ -96,7 +97,7 @@ impl Statuses {
     }
 }
 
-/// Allocations that were reported as ended.
+/// How many allocations were reported as ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Ends {
     pub(crate) completed: u64,
@@ -115,7 +116,7 @@ impl Default for Outbox {
 }
 
 impl Outbox {
-    /// Puts a new status in the place of an older one.
+    /// Adds a new status, in place of an older one.
     pub(crate) fn report(&self, id: AllocationId, status: v1::AllocationStatus) {
         let client = status.client_status();
         self.put(id, status);
@@ -126,8 +127,7 @@ impl Outbox {
         }
     }
 
-    /// Sends a status once more that was reported before, whole: the servers may have lost what
-    /// they had.
+    /// Adds a status that was reported before, to be sent complete: the servers may have lost it.
     pub(crate) fn repeat(&self, id: AllocationId, status: v1::AllocationStatus) {
         self.lock().tasks.remove(&id);
         self.put(id, status);
@@ -142,17 +142,17 @@ impl Outbox {
         self.filled.notify_one();
     }
 
-    /// Changes with each report of an allocation that has ended.
+    /// Subscribes to reports of ended allocations.
     pub(crate) fn ends(&self) -> watch::Receiver<Ends> {
         self.ends.subscribe()
     }
 
-    /// A status of that allocation is not acknowledged yet.
+    /// Whether a status of the allocation is not acknowledged yet.
     pub(crate) fn is_pending(&self, id: AllocationId) -> bool {
         self.lock().pending.contains_key(&id)
     }
 
-    /// Nothing is to be sent any more for an allocation that the servers have forgotten.
+    /// Drops the status of an allocation that the servers have forgotten.
     pub(crate) fn forget(&self, id: AllocationId) {
         let mut statuses = self.lock();
         statuses.pending.remove(&id);
@@ -162,7 +162,7 @@ impl Outbox {
         }
     }
 
-    /// Waits until everything that was reported is acknowledged.
+    /// Waits until every status is acknowledged.
     pub(crate) async fn empty(&self) {
         loop {
             let emptied = self.emptied.notified();
@@ -192,7 +192,7 @@ impl Outbox {
             .collect()
     }
 
-    /// The servers have them.
+    /// Records that the servers have these statuses.
     fn acknowledge(&self, sent: Vec<v1::AllocationStatus>) {
         let mut statuses = self.lock();
         for status in sent {
@@ -215,7 +215,7 @@ impl Outbox {
         self.sent(statuses);
     }
 
-    /// The servers will never take it.
+    /// Drops a status that the servers will never accept.
     fn give_up(&self, refused: &v1::AllocationStatus) {
         let mut statuses = self.lock();
         if let Some(id) = statuses.take_sent(refused) {
@@ -235,7 +235,7 @@ impl Outbox {
     }
 }
 
-/// What is said of an allocation that does not run here, whatever a server thinks.
+/// The status of an allocation that does not run here although a server thinks so.
 pub(crate) fn not_running(
     message: &v1::Allocation,
     status: v1::ClientStatus,
@@ -248,7 +248,7 @@ pub(crate) fn not_running(
         ..Default::default()
     };
     let tasks = message.tasks.iter().map(|task| (task.name.clone(), dead.clone())).collect();
-    // One that was to end says nothing of its version.
+    // An allocation that was to be stopped anyway says nothing about the health of its version.
     let is_unhealthy = message.run || status == v1::ClientStatus::Failed;
     v1::AllocationStatus {
         id: message.id.clone(),
@@ -264,7 +264,7 @@ pub(crate) fn not_running(
 }
 
 /// Sends batches for ever. `registered` is `None` while the node is not registered. `unknown` is
-/// told when the servers do not know the node or its incarnation (any more).
+/// notified when the servers do not know the node or its incarnation.
 pub(crate) async fn send_statuses(
     node_id: [u8; 16],
     connection: Arc<Connection>,
@@ -284,7 +284,7 @@ pub(crate) async fn send_statuses(
         }
         sleep_until(next_at).await;
         let Some(current) = current(&mut registered).await else { return };
-        // Gathered again: what came during the pause travels along.
+        // Collect again, so that statuses that came during the pause are sent too.
         let statuses = outbox.batch(statuses_max);
         let request = v1::UpdateAllocationsRequest {
             node_id: node_id.to_vec().into(),
@@ -306,8 +306,8 @@ pub(crate) async fn send_statuses(
                     unknown.notify_one();
                 }
                 if status.code() == Code::InvalidArgument {
-                    // One that the servers cannot read must not hold up the others: the batch is
-                    // halved until it stands alone.
+                    // One status that the servers cannot read must not hold up the others. Halve
+                    // the batch until that status is alone.
                     if let [alone] = request.statuses.as_slice() {
                         tracing::error!(message = status.message(), status = ?alone, "a status is refused for good");
                         outbox.give_up(alone);
@@ -323,12 +323,12 @@ pub(crate) async fn send_statuses(
     }
 }
 
-/// Time to the next batch, from how long the answer to the last one took.
+/// The pause before the next batch, given how long the last answer took.
 fn pause_after(answer: Duration) -> Duration {
     answer.saturating_mul(PAUSE_PER_ANSWER).clamp(BATCH_INTERVAL, PACED_MAX)
 }
 
-/// Waits for a registration that holds; `None` when there will be none any more.
+/// Waits for a registration. `None`: there will be none any more.
 pub(crate) async fn current(
     registered: &mut watch::Receiver<Option<Registered>>,
 ) -> Option<Registered> {

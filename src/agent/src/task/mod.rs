@@ -1,4 +1,4 @@
-//! A task of an allocation as a pure machine: its runs, its restarts, and the time it may take.
+//! A task of an allocation as a pure state machine: its runs, its restarts, and its longest run.
 
 pub(crate) mod restart;
 pub(crate) mod run;

@@ -1,17 +1,17 @@
-//! The restart policy as a pure machine: given how a run of a task ended, says whether and when it
-//! runs again. It holds no timer and reads no clock; the jitter is a function of a seed, so the
-//! same history gives the same delays.
+//! The restart policy as a pure state machine. It is told how a run of a task ended, and decides
+//! whether and when the task runs again. It has no timer and no clock. The jitter is a function of
+//! a seed, so the same history gives the same delays.
 //!
-//! A window of `interval_ms` opens at the first end of a run and at the first one after the
-//! previous window has passed. Within it `attempts` restarts are allowed; what happens then is the
-//! policy's mode: the task fails, or waits for the next window.
+//! A window of `interval_ms` opens at the first end of a run. After it has passed, the next end
+//! opens a new window. A window allows `attempts` restarts. After those the policy's mode decides:
+//! the task fails, or it waits for the next window.
 
 use serde::{Deserialize, Serialize};
 
 /// How often a task may be restarted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(crate) struct RestartPolicy {
-    /// Restarts allowed in a window.
+    /// How many restarts a window allows.
     pub(crate) attempts: u32,
     /// Length of the window, ms.
     pub(crate) interval_ms: u64,
@@ -37,42 +37,42 @@ pub(crate) enum Ending {
     Success,
     /// Another exit code, or a signal.
     Failure,
-    /// It could not be started; another try may help.
+    /// The run could not be started. Another try may succeed.
     StartFailed,
-    /// It could not be started and never will be.
+    /// The run could not be started, and another try would fail too.
     StartImpossible,
 }
 
-/// What to do now.
+/// What happens to the task after a run has ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Decision {
-    /// Done, and well.
+    /// The task has ended with success.
     Complete,
-    /// Run again after this pause.
+    /// The task runs again after this pause.
     Restart {
         /// Pause, ms.
         delay_ms: u64,
-        /// In words.
+        /// Why, for the event of the task.
         reason: String,
     },
-    /// Done, with an error.
+    /// The task has ended with an error.
     Fail {
-        /// In words.
+        /// Why, for the event of the task.
         reason: String,
     },
 }
 
-/// The memory of one task's restarts.
+/// Counts the restarts of one task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RestartTracker {
     window_started_ms: Option<u64>,
-    /// Ends of runs in this window.
+    /// How many runs have ended in this window.
     count: u32,
 }
 
 impl RestartTracker {
-    /// Takes one end of a run at `now_ms` (time since boot). `restart_on_success` is set for jobs
-    /// that are to run for ever.
+    /// Records that a run ended at `now_ms` (time since boot) and decides what follows.
+    /// `restart_on_success` is set for service and system jobs, whose tasks should run for ever.
     pub(crate) fn decide(
         &mut self,
         policy: &RestartPolicy,
@@ -116,14 +116,15 @@ impl RestartTracker {
             }
             RestartMode::Delay => {
                 let window_ends = started.saturating_add(policy.interval_ms);
-                // One past the end, so that the next end of a run opens a new window.
+                // 1 ms past the window's end, so that the next end of a run opens a new window.
                 let delay_ms = window_ends.saturating_sub(now_ms).saturating_add(1);
                 Decision::Restart { delay_ms, reason: format!("{exceeded} and mode is \"delay\"") }
             }
         }
     }
 
-    /// Forgets the window: the machine booted anew, so that its times mean nothing any more.
+    /// Forgets the window. Called after the machine has booted, because its times since boot start
+    /// from 0 again.
     pub(crate) fn reset(&mut self) {
         *self = Self::default();
     }

@@ -1,28 +1,30 @@
-//! One run of a task: why it did not start, how it ended. Said by drivers and executors, judged by
-//! the task's machine.
+//! One run of a task: why it did not start, or how it ended. Drivers and executors report it; the
+//! task's machine ([`super::runner`]) decides what follows.
 
 use std::io;
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-/// Whose fault it is that a run did not start.
+/// What caused a run not to start. It decides whether the try counts against the task's restarts,
+/// and whether the servers count it against the node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Fault {
-    /// What the job asks for: its command, user, or configuration.
+    /// The job: its command, user, or configuration.
     Task,
-    /// The node's own: driver, executor, directories. The servers judge the node by it.
+    /// The node: its driver, executor, or directories. The servers count it against the node's
+    /// health.
     Node,
-    /// The machine is short of something: it is waited for, however long that takes, and nobody is
-    /// judged.
+    /// The machine is short of a resource. The agent retries for as long as that lasts. It counts
+    /// against neither the task nor the node.
     Shortage,
-    /// Something that may pass, such as a timeout or a limit of the task's user: a few more tries
-    /// before it counts, and the node is not judged.
+    /// Something that may pass, such as a timeout or a limit of the task's user. A few tries are
+    /// free, then it counts against the task. It never counts against the node.
     Passing,
 }
 
 impl Fault {
-    /// That of an error of the agent's own work on this machine.
+    /// The fault behind an I/O error in the agent's own work on this machine.
     pub(crate) fn of(error: &io::Error) -> Self {
         let shortages = [
             Errno::AGAIN,
@@ -34,18 +36,18 @@ impl Fault {
             Errno::NOSPC,
         ];
         let found = Errno::from_io_error(error);
-        // Without a number: it could not be read back, and never will be.
+        // An error without an errno: the file was too large to be read back. That never changes.
         if found.is_none() && error.kind() == io::ErrorKind::FileTooLarge {
             return Self::Task;
         }
         if found.is_some_and(|found| shortages.contains(&found)) {
             return Self::Shortage;
         }
-        // Only root gives files to the user whom a job names.
+        // Only root may change the owner of files to the user that a job names.
         if found == Some(Errno::PERM) {
             return Self::Task;
         }
-        // Without a number: made in this program, as a timeout is.
+        // An error without an errno comes from this program, for example a timeout.
         let kind = error.kind();
         if kind == io::ErrorKind::OutOfMemory {
             Self::Shortage
@@ -64,23 +66,24 @@ pub(crate) struct ExitResult {
     pub(crate) exit_code: i32,
     /// The signal that ended it, or 0.
     pub(crate) signal: i32,
-    /// The kernel killed it for want of memory.
+    /// The kernel's out-of-memory killer ended it.
     pub(crate) oom_killed: bool,
-    /// When the exit code is not known: why.
+    /// Why the exit code is unknown, if it is.
     pub(crate) error: Option<String>,
-    /// The executor is gone, and with it how the run ended.
+    /// The executor is gone, so it is unknown how the run ended.
     #[serde(default)]
     pub(crate) lost: bool,
 }
 
 impl ExitResult {
-    /// It ended well.
+    /// Whether the run ended with success.
     pub(crate) fn is_success(&self) -> bool {
         self.exit_code == 0 && self.signal == 0 && self.error.is_none()
     }
 }
 
-/// The exit code of a run that this signal ended. A mock task names any number.
+/// The exit code of a run that a signal ended: 128 + signal. The addition saturates, because a mock
+/// task may name any number.
 pub(crate) fn code_of_signal(signal: i32) -> i32 {
     signal.saturating_add(128)
 }
@@ -95,7 +98,7 @@ pub(crate) enum Outcome {
         /// When, wall clock, ms.
         at_ms: u64,
     },
-    /// It could not be started.
+    /// The run could not be started.
     StartFailed {
         /// Why.
         error: String,
@@ -105,7 +108,7 @@ pub(crate) enum Outcome {
     },
 }
 
-/// It could not be started.
+/// Why a run could not be started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct StartError {
@@ -116,7 +119,7 @@ pub(crate) struct StartError {
 }
 
 impl StartError {
-    /// Another try does not help.
+    /// An error of the job itself, which another try would not change.
     pub(crate) fn impossible(message: impl Into<String>) -> Self {
         Self { message: message.into(), recoverable: false, fault: Fault::Task }
     }

@@ -1,32 +1,34 @@
-//! The longest run of an allocation, as a pure machine: when it is over, and that it was the reason
-//! of the end.
+//! The longest run of an allocation (`max_run`), as a pure state machine. It knows when the run is
+//! over, and remembers whether that ended the allocation.
 //!
-//! It counts from when the agent took the allocation up, whatever its tasks do, and over restarts
-//! of the agent and of the machine. A new version of the job may move the end of what runs.
+//! The time counts from when the agent accepted the allocation, whatever its tasks do. Restarts of
+//! the agent and boots of the machine do not reset it. A new version of the job may change the
+//! limit of a running allocation.
 
 use serde::{Deserialize, Serialize};
 
 use crate::time::Moment;
 
-/// What the servers are told of an allocation that ran too long.
+/// The description that the servers get for an allocation that ran too long.
 pub(crate) const RUN_TIME_OVER: &str = fsm::allocation::RUN_TIME_OVER;
 
-/// How long a run goes on at most, after a start of the agent, until the servers have said how long
-/// it may take. By then they end it themselves.
+/// After a start of the agent, a run that is over may go on for this long, ms. Meanwhile the
+/// servers may report a longer limit. Afterwards they end such an allocation themselves (see
+/// `fsm::limits::RUN_GRACE_MS`).
 const HOLD_MS: u64 = 30_000;
 
-/// The watch over one allocation's run. Times are ms.
+/// The limit of one allocation's run. Times are in ms.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RunLimit {
     /// 0: no bound.
     max_ms: u64,
-    /// Since boot; the run began then, or the machine booted.
+    /// When the run began, time since boot. After a boot: when the agent first saw the new boot.
     began_ms: u64,
-    /// What it ran before the machine booted.
+    /// How long it ran before the last boot.
     before_ms: u64,
     began_wall_ms: u64,
     is_over: bool,
-    /// Since boot; the run does not end before.
+    /// The run is not ended before this time since boot.
     #[serde(skip)]
     held_until_ms: u64,
 }
@@ -38,48 +40,50 @@ impl RunLimit {
         Self { max_ms, began_ms, began_wall_ms, ..Self::default() }
     }
 
-    /// The servers have said which version of the job it is of. Whether that gives the run another
-    /// length, which is to be stored.
+    /// Sets the limit of the job version that the servers report. Returns whether the limit has
+    /// changed, so that it must be stored.
     pub(crate) fn revise(&mut self, max_ms: u64) -> bool {
         self.held_until_ms = 0;
         std::mem::replace(&mut self.max_ms, max_ms) != max_ms
     }
 
-    /// The agent has started again, and a version that gives the run more time may have come
-    /// meanwhile: the run goes on until the servers are heard, or [`HOLD_MS`] are over.
+    /// Called when the agent has started again. A new version with a longer limit may have come
+    /// meanwhile. So the run is not ended before the servers have reported, or [`HOLD_MS`] have
+    /// passed.
     pub(crate) fn hold(&mut self, now: Moment) {
         self.held_until_ms = now.since_boot_ms.saturating_add(HOLD_MS);
     }
 
-    /// The allocation has failed before: that is the reason of its end.
+    /// Removes the limit, because a task has failed before it was reached. The failure, not the
+    /// limit, then explains the end.
     pub(crate) fn disarm(&mut self) {
         if !self.is_over {
             self.max_ms = 0;
         }
     }
 
-    /// The machine has booted: its clock begins anew. What was run before is known by the wall
-    /// clock.
+    /// Called after the machine has booted, when time since boot starts from 0. The time run before
+    /// is taken from the wall clock.
     pub(crate) fn begin_again(&mut self, now: Moment) {
         self.before_ms = now.wall_ms.saturating_sub(self.began_wall_ms);
         self.began_ms = now.since_boot_ms;
     }
 
-    /// When the run is over, in time since boot; none: it has no bound, or is over.
+    /// When the run is over, time since boot. `None`: it has no limit, or it is over.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         let left_ms = self.max_ms.saturating_sub(self.before_ms);
         let due = self.began_ms.saturating_add(left_ms).max(self.held_until_ms);
         (self.max_ms > 0 && !self.is_over).then_some(due)
     }
 
-    /// Whether the run is over now, for the first time.
+    /// Whether the run is over at `now`. Returns `true` only once.
     pub(crate) fn ends(&mut self, now: Moment) -> bool {
         let ends = self.next_deadline().is_some_and(|at| at <= now.since_boot_ms);
         self.is_over |= ends;
         ends
     }
 
-    /// The run was ended because it took too long.
+    /// Whether the run was ended because it took too long.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }

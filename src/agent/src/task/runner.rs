@@ -1,6 +1,6 @@
-//! One task as a pure machine: from its first start to its end, through restarts and the steps of
-//! being killed. It starts and kills nothing itself: it asks for it by [`Action`] and is told what
-//! happened. Nothing here blocks or reads a clock.
+//! One task as a pure state machine, from its first start to its end, through restarts and the
+//! steps of a kill. It starts and kills nothing itself. It asks for that with an [`Action`], and is
+//! told what happened. Nothing here blocks or reads a clock.
 //!
 //! ```text
 //!  Pending ─start─► Starting ─started─► Running ─exit─► Waiting ─delay over─► Starting …
@@ -18,35 +18,38 @@ use crate::{
     time::Moment,
 };
 
-/// Events kept per task; the first ones go when there are more.
+/// How many events are kept for a task. When there are more, the oldest are dropped.
 pub(crate) const EVENTS_MAX: usize = fsm::limits::TASK_EVENTS_MAX;
 
-/// Starts that something passing may spoil before they count as the task's failures.
+/// How many starts in a row may fail with [`Fault::Passing`] before a failure counts against the
+/// task's restarts.
 const PASSING_TRIES_MAX: u32 = 10;
-/// Pause after the first such start, ms; it doubles with each.
+/// Pause after the first start that fails by a shortage or a passing fault, ms. It doubles with
+/// each such start.
 const SHORTAGE_DELAY_MS: u64 = 1_000;
 const SHORTAGE_DELAY_MS_MAX: u64 = 30_000;
 
-/// Exit code of a run whose end nobody has seen.
+/// Exit code that is reported for a run whose end the agent did not see.
 const LOST_EXIT_CODE: i32 = -1;
 
-/// Length of an event's message, bytes; what is beyond is cut off.
+/// Longest message of an event, bytes. The rest is cut off.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 512;
 
-/// What a task's machine needs to know of its specification.
+/// The part of a task's specification that its state machine needs.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(crate) struct TaskPolicy {
     /// Name, unique in the group.
     pub(crate) name: String,
-    /// Restarts.
+    /// When the task is restarted.
     pub(crate) restart: RestartPolicy,
-    /// The job is to run for ever: an exit code of 0 is no reason to stop.
+    /// The task should run for ever (service and system jobs), so it is restarted after exit code 0
+    /// too.
     pub(crate) restart_on_success: bool,
     /// Time between the kill signal and SIGKILL, ms.
     pub(crate) kill_timeout_ms: u64,
     /// Pause before the kill signal, ms.
     pub(crate) shutdown_delay_ms: u64,
-    /// When this task ends the others are stopped.
+    /// When this task ends, the other tasks of the group are stopped.
     pub(crate) leader: bool,
 }
 
@@ -63,7 +66,7 @@ pub(crate) enum KillReason {
     RunTimeOver,
 }
 
-/// Nomad's event types, those that the agent reports.
+/// The event types that the agent reports. They are Nomad's, except `Node Failure`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum EventKind {
     /// `Received`
@@ -94,7 +97,8 @@ pub(crate) enum EventKind {
     WaitingForShutdownDelay,
     /// `Signaling`
     Signaling,
-    /// `Node Failure`: the node's fault, not the task's; the servers judge the node by it.
+    /// `Node Failure`: the node caused it, not the task. The servers count it against the node's
+    /// health.
     NodeFailure,
     /// `Restart Signaled`
     RestartSignaled,
@@ -133,16 +137,16 @@ pub(crate) struct Event {
     pub(crate) at_ms: u64,
     /// In words.
     pub(crate) message: Box<str>,
-    /// When a run ended.
+    /// Exit code and signal, for the end of a run.
     pub(crate) exit: Option<(i32, i32)>,
 }
 
-/// Where a task stands.
+/// The phase of a task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Phase {
     /// Not started.
     Pending,
-    /// Asked the driver to start it.
+    /// The driver was asked to start it.
     Starting,
     /// Runs.
     Running,
@@ -153,23 +157,23 @@ pub(crate) enum Phase {
     },
     /// The driver was asked to end it.
     Killing,
-    /// Ended; runs again at this time since boot.
+    /// The run has ended. The task runs again at this time since boot.
     Waiting {
         /// When.
         until_ms: u64,
     },
-    /// Ended for good.
+    /// The task has ended and will not run again.
     Dead,
 }
 
-/// What a machine asks for.
+/// What the state machine asks the driver to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Action {
     /// Start this attempt.
     Start {
         /// Position of the task in its group.
         task: usize,
-        /// Counts from 1.
+        /// Number of the run, from 1.
         attempt: u32,
     },
     /// Send the kill signal, and SIGKILL after the task's timeout.
@@ -179,10 +183,10 @@ pub(crate) enum Action {
     },
 }
 
-/// The machine of one task.
+/// The state machine of one task.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct TaskRunner {
-    /// Where it stands.
+    /// The present phase.
     pub(crate) phase: Phase,
     /// Ended with an error.
     pub(crate) failed: bool,
@@ -201,12 +205,12 @@ pub(crate) struct TaskRunner {
     /// Newest last. Invariant: at most [`EVENTS_MAX`].
     pub(crate) events: Vec<Event>,
     kill: Option<KillReason>,
-    /// Somebody asked for a restart: the end that follows is no failure.
+    /// A user has asked for a restart, so the next end of the run is no failure.
     restart_wanted: bool,
     tracker: RestartTracker,
-    /// Why the last run did not start, or how it was lost, if that is the node's fault.
+    /// Why the last run did not start or was lost, if the node caused that.
     pub(crate) node_failure: Option<Box<str>>,
-    /// Starts that failed one after another by a shortage or something passing.
+    /// How many starts in a row have failed by a shortage or a passing fault.
     shortages: u32,
 }
 
@@ -233,12 +237,12 @@ impl TaskRunner {
         runner
     }
 
-    /// Ended for good.
+    /// The task has ended and will not run again.
     pub(crate) fn is_dead(&self) -> bool {
         self.phase == Phase::Dead
     }
 
-    /// A process may exist.
+    /// Whether a process of the task may exist.
     pub(crate) fn may_have_process(&self) -> bool {
         match self.phase {
             Phase::Starting | Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => true,
@@ -256,7 +260,7 @@ impl TaskRunner {
         }
     }
 
-    /// The end of its run is waited for because somebody wants another.
+    /// Whether the run is being ended so that another can begin.
     pub(crate) fn ends_to_restart(&self) -> bool {
         self.phase == Phase::Killing && self.restart_wanted
     }
@@ -320,7 +324,7 @@ impl TaskRunner {
             Fault::Task | Fault::Node => None,
         };
         if let Some(why) = why {
-            // The job's restarts are for its own failures.
+            // Such a failure does not use up the restarts of the job's policy.
             let doubled = SHORTAGE_DELAY_MS.checked_shl(self.shortages.min(10));
             let delay_ms = doubled.unwrap_or(u64::MAX).min(SHORTAGE_DELAY_MS_MAX);
             self.shortages = self.shortages.saturating_add(1);
@@ -334,12 +338,12 @@ impl TaskRunner {
         self.after_end(policy, ending, now, seed);
     }
 
-    /// It cannot be prepared at the moment.
+    /// Records why the task cannot be prepared yet.
     pub(crate) fn waits(&mut self, why: &str, now: Moment) {
         self.event(now, EventKind::TaskSetup, why);
     }
 
-    /// It could not even be prepared.
+    /// The task's directories or files could not be prepared, so it fails.
     pub(crate) fn setup_failed(&mut self, error: &str, fault: Fault, now: Moment) {
         self.event(now, EventKind::SetupFailure, error);
         if fault == Fault::Node {
@@ -391,7 +395,7 @@ impl TaskRunner {
         self.after_end(policy, ending, now, seed);
     }
 
-    /// Wants it to end. Idempotent; the first reason stays.
+    /// Begins to end the task. Idempotent: the first reason stays.
     pub(crate) fn kill(
         &mut self,
         task: usize,
@@ -440,7 +444,8 @@ impl TaskRunner {
         }
     }
 
-    /// The servers have said what it is to be. A delay that was taken away is over.
+    /// Takes over a new policy from the servers. If it has no shutdown delay, a delay in progress
+    /// ends now.
     pub(crate) fn revise(&mut self, policy: &TaskPolicy, now: Moment) {
         if let Phase::ShutdownDelay { until_ms } = &mut self.phase
             && policy.shutdown_delay_ms == 0
@@ -449,8 +454,9 @@ impl TaskRunner {
         }
     }
 
-    /// Somebody wants it to run anew, also while it ends for the sake of an earlier such wish.
-    /// False: it does not run, or is to end.
+    /// Restarts a running task on a user's request. Also accepted while the task ends for an
+    /// earlier request; both requests then lead to one restart. `false`: the task does not run, or
+    /// is to end for good.
     pub(crate) fn restart(
         &mut self,
         task: usize,
@@ -472,8 +478,8 @@ impl TaskRunner {
         true
     }
 
-    /// Somebody wants all tasks of the group to run anew, those that have ended too. False: there
-    /// is nothing to do for this one.
+    /// Restarts the task as a part of "restart all tasks" of a user. A task that has ended runs
+    /// again too. `false`: the task is about to start anyway.
     pub(crate) fn restart_ended(
         &mut self,
         task: usize,
@@ -485,7 +491,7 @@ impl TaskRunner {
             return false;
         }
         self.event(now, EventKind::RestartSignaled, "User requested all tasks to restart");
-        // It was to end with its leader or a sibling, which runs anew as well.
+        // The task was being killed because its leader or a sibling ended. That one restarts too.
         self.kill = None;
         match self.phase {
             Phase::Pending | Phase::Starting => {}
@@ -506,8 +512,8 @@ impl TaskRunner {
         true
     }
 
-    /// A signal is on its way to it. False: it does not run. One that is to end runs until it has
-    /// ended.
+    /// Records that a signal is being sent. `false`: the task does not run. A task that is being
+    /// stopped still runs.
     pub(crate) fn signaled(&mut self, signal: &str, now: Moment) -> bool {
         let runs = match self.phase {
             Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => true,
@@ -520,7 +526,7 @@ impl TaskRunner {
         runs
     }
 
-    /// Does what is due.
+    /// Starts or kills the task if a deadline has passed.
     pub(crate) fn tick(&mut self, task: usize, now: Moment, out: &mut Vec<Action>) {
         match self.phase {
             Phase::Waiting { until_ms } if until_ms <= now.since_boot_ms => {
@@ -541,14 +547,14 @@ impl TaskRunner {
         }
     }
 
-    /// A run of it may be there, of which nothing is known but its number.
+    /// A run with this number may exist, found by its files on disk. Nothing else is known of it.
     pub(crate) fn found(&mut self, attempt: u32) {
         self.attempt = attempt;
         self.phase = Phase::Starting;
     }
 
-    /// Its process is gone for a reason that is not the task's (the machine booted, or the agent
-    /// stopped it): it is to start again.
+    /// The process is gone through no fault of the task: the machine booted, or the agent stopped
+    /// it. The task becomes pending and starts again. A task that was being killed is dead.
     pub(crate) fn rewind(&mut self, booted: bool, now: Moment) {
         if booted {
             self.tracker.reset();
@@ -560,13 +566,14 @@ impl TaskRunner {
             self.event(now, EventKind::Killed, "Task successfully killed");
             self.die(now, false);
         } else {
-            // The start that follows is also the restart that a user wanted.
+            // The next start also fulfils a restart that a user asked for.
             self.restart_wanted = false;
             self.phase = Phase::Pending;
         }
     }
 
-    /// Its run went together with the agent that watched it, and nobody knows how it ended.
+    /// The executor went away together with the agent, so it is unknown how the run ended. The task
+    /// becomes pending and starts again.
     pub(crate) fn lost(&mut self, now: Moment) {
         if !self.may_have_process() {
             return;
@@ -582,7 +589,7 @@ impl TaskRunner {
         self.rewind(false, now);
     }
 
-    /// A restarted agent that finds a kill under way sends it again.
+    /// Sends the kill again, if the agent ended while one was in progress.
     pub(crate) fn resume_kill(&self, task: usize, out: &mut Vec<Action>) {
         if self.phase == Phase::Killing {
             out.push(Action::Kill { task });
