@@ -1,4 +1,4 @@
-//! What a request costs is looked at before its handler runs, and decides where it runs.
+//! Estimates the cost of a request before its handler runs, and decides on which threads it runs.
 //!
 //! ```text
 //!  a read                        ─► where reads of its route lately held no thread for long: here, on
@@ -8,8 +8,8 @@
 //!                                                 time of a request: 429
 //!  then: its share of what all bodies become once they are read ─► handler
 //! ```
-//! So a handler may parse and plan without looking at the time: other requests do not wait for it.
-//! A request whose client has gone is given up at its next wait.
+//! So a handler may parse and plan without regard to time: other requests do not wait for it. A
+//! request whose client has gone is cancelled at its next wait.
 
 use std::sync::Arc;
 
@@ -30,25 +30,27 @@ use wire::api::{ApiError, Limit};
 
 use super::{Context, error::Error, request_body};
 
-/// Bodies beyond this are taken for costly, bytes. A job of a few groups is some KiB; parsing this
-/// much holds up nobody.
+/// A request with a larger body counts as costly, bytes. A job of a few groups has some KiB, and
+/// parsing a body of this size delays nobody noticeably.
 const BODY_BYTES_LITTLE: usize = 64 << 10;
-/// Requests that compute much whatever their length: a few lines may ask for 50,000 instances.
+/// Endings of paths whose requests are costly at any length. For example, a few lines may ask for
+/// 50,000 instances.
 const COSTLY: [&str; 4] =
     ["/plan", "/v1/jobs/parse", "/v1/validate/job", super::dispatch::BATCH_SUFFIX];
 
-/// A body within its bounds, with its share of what all bodies may take.
+/// A request body within its bound, with its shares of the memory budget.
 #[derive(Clone)]
 pub(super) struct Admitted {
     pub(super) body: Bytes,
-    /// Of its bytes, and of what they become; given back when the last holder has gone.
+    /// The shares for its bytes and for the values parsed from them. They are returned when the
+    /// last holder is dropped.
     pub(super) shares: Arc<Shares>,
 }
 
-/// Shares of the budget of bodies.
+/// Shares of the memory budget of request bodies.
 pub(super) type Shares = [Option<OwnedSemaphorePermit>; 2];
 
-/// Takes the body in and has the request answered where its cost does not matter.
+/// Reads the body, and runs the request on the threads that suit its cost.
 pub(super) async fn admit(
     State(context): State<Context>,
     request: Request,
@@ -105,13 +107,13 @@ fn is_costly(parts: &Parts, body: &Bytes) -> bool {
     computes || body.len() > BODY_BYTES_LITTLE
 }
 
-/// Costly requests at a time: one computes on each heavy thread while another waits for the
-/// cluster.
+/// How many costly requests run at a time: two for each heavy thread, so that one computes while
+/// another waits for the cluster.
 pub(super) fn turns() -> usize {
     2 * ground::rt::heavy_threads()
 }
 
-/// Turns of costly requests.
+/// The permits for costly requests.
 pub(super) fn costly() -> Arc<Semaphore> {
     Arc::new(Semaphore::new(turns()))
 }

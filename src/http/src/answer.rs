@@ -1,5 +1,5 @@
-//! Answers: a body, whole or as a stream, and Nomad's index headers; and what the whole bodies of
-//! all may take. Must never be built from a snapshot that the headers do not describe.
+//! Answers: a body, complete or streamed, and Nomad's index headers. Also the memory budget of all
+//! complete bodies. An answer must never be built from a snapshot that its headers do not describe.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,19 +15,21 @@ use wire::api::{ApiError, Limit, Snapshot};
 
 use super::error::Error;
 
-/// Longest body that is not counted, bytes: [`crate::serve::CONNECTIONS_MAX`] of them are 256 MiB.
+/// A body up to this size takes no share of the memory budget, bytes. For
+/// [`crate::serve::CONNECTIONS_MAX`] connections that is 256 MiB.
 const BODY_BYTES_UNCOUNTED: usize = 64 << 10;
 
-/// What the headers say of the state an answer was read from.
+/// The state that an answer was read from, as its headers describe it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Meta {
-    /// Index to wait on; at least 1, but for lists of tables that were never written.
+    /// Index for the next blocking query. At least 1, except for lists of tables that were never
+    /// written.
     pub(crate) index: Index,
-    /// Age of the last contact with a leader.
+    /// Time since the last contact with a leader.
     pub(crate) last_contact: Duration,
-    /// A leader is known.
+    /// Whether a leader is known.
     pub(crate) known_leader: bool,
-    /// Where the next page begins.
+    /// Token of the next page.
     pub(crate) next_token: Option<String>,
 }
 
@@ -43,24 +45,24 @@ impl Meta {
     }
 }
 
-/// What an answer consists of.
+/// The body of an answer.
 #[derive(Debug)]
 enum AnswerBody {
-    /// It is there before the answer begins.
+    /// The complete body is in memory before the answer begins.
     Whole(Bytes),
-    /// It comes part by part, as fast as its client takes it. Never collected: no more of it takes
-    /// memory than the parts on their way.
+    /// The body is streamed as fast as the client reads it. It is never collected, so that only the
+    /// parts on their way take memory.
     Stream(Body),
 }
 
-/// A successful answer, a failed one with a JSON body, or whatever an agent answered.
+/// An answer: a success, an error with a JSON body, or the answer of an agent.
 #[derive(Debug)]
 pub(crate) struct Answer {
     status: StatusCode,
-    /// All headers but those of reads.
+    /// All headers except those of `meta`.
     headers: HeaderMap,
     body: AnswerBody,
-    /// Headers of reads.
+    /// The headers of a read.
     meta: Option<Meta>,
 }
 
@@ -81,7 +83,7 @@ impl Answer {
         }
     }
 
-    /// The answer of another process, with its status and headers: its body streams through.
+    /// The answer of another process, with its status and headers. Its body is streamed through.
     pub(crate) fn passed_on(response: Response) -> Self {
         let (head, body) = response.into_parts();
         let body = AnswerBody::Stream(body);
@@ -104,28 +106,29 @@ impl IntoResponse for Answer {
     }
 }
 
-/// What the whole bodies of all answers may take that their clients have not taken yet. Streams
-/// have no share: they hold a few parts each.
+/// The memory budget for complete bodies of answers that clients have not read yet. Streams take no
+/// share, because each holds only a few parts.
 #[derive(Clone)]
 pub(crate) struct AnswerBodies {
-    /// KiB that are free.
+    /// A permit for each free KiB.
     free: Arc<Semaphore>,
     bytes_max: usize,
 }
 
 impl AnswerBodies {
-    /// Bodies of so many bytes in all.
+    /// A budget of `bytes_max` bytes in all.
     pub(crate) fn new(bytes_max: usize) -> Self {
         Self { free: Arc::new(Semaphore::new(bytes_max.div_ceil(1_024))), bytes_max }
     }
 
-    /// The same body with its share of what all may take, which it has until the last part of it is
-    /// written or dropped. It is not waited for: a body that waits takes memory too.
+    /// Takes a share of the budget for a body. The share is returned when the last part of the body
+    /// has been written or dropped. If the budget is used up, this fails at once: a body that
+    /// waited would take memory too.
     pub(crate) fn hold(&self, body: Bytes) -> Result<Bytes, Error> {
         if body.len() <= BODY_BYTES_UNCOUNTED {
             return Ok(body);
         }
-        // A longer one than all may be, as an indented list can be, takes the place of all.
+        // A body larger than the whole budget (possible for an indented list) takes all of it.
         let kib = body.len().min(self.bytes_max).div_ceil(1_024);
         let kib = u32::try_from(kib).unwrap_or(u32::MAX);
         let share = Arc::clone(&self.free).try_acquire_many_owned(kib).map_err(|_| {
@@ -136,8 +139,8 @@ impl AnswerBodies {
     }
 }
 
-/// A body and its share. The connection takes the bytes out of the answer before it writes them, so
-/// the share is with the bytes.
+/// A body with its share. The connection takes the bytes out of the answer before it writes them,
+/// so the share must stay with the bytes.
 struct Held {
     body: Bytes,
     _share: OwnedSemaphorePermit,
@@ -150,7 +153,7 @@ impl AsRef<[u8]> for Held {
 }
 
 impl Meta {
-    /// Adds the headers.
+    /// Adds these headers.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
         let last_contact_ms = u64::try_from(self.last_contact.as_millis()).unwrap_or(u64::MAX);
         headers.insert(HeaderName::from_static("x-nomad-index"), self.index.into());

@@ -1,18 +1,18 @@
-//! Blocking queries: `index` and `wait`. The answer comes when the result's index exceeds `index`,
-//! or when `wait` is over.
+//! Blocking queries: the parameters `index` and `wait`. The answer is sent when the result's index
+//! exceeds `index`, or when `wait` is over.
 //!
-//! As in Nomad, the index of a list is that of its tables, and a query that is behind it is
-//! answered at once; one that waits is woken only by a change of what it asks about, its
-//! [`Extent`], so that a thousand watchers of one job each do not all answer to every change of
-//! any.
+//! As in Nomad, the index of a list is the index of its tables, and a query with an older index is
+//! answered at once. A query that waits is woken only when its [`Extent`] changes, that is, the
+//! part of the state that it asks about. So a thousand watchers of one job each do not all answer
+//! to a change of any job.
 //!
 //! ```text
 //!  first snapshot (linearizable unless stale) ─► index newer? ─► answer
 //!        ▲                                          │ no
 //!        └── local snapshot, newer than the last ◄──┴── Api::changed(tables, index of the snapshot)
 //! ```
-//! No change is missed: the wait begins at the index of the snapshot that was looked at, and
-//! [`wire::api::Api::changed`] resolves at once when a table has changed since. No snapshot is held
+//! No change is missed. The wait begins at the index of the snapshot that was examined, and
+//! [`wire::api::Api::changed`] returns at once if a table has changed since. No snapshot is held
 //! while waiting.
 
 use std::{sync::Arc, time::Duration};
@@ -34,14 +34,16 @@ use crate::serve::Closing;
 
 /// Longest and default wait (Nomad's `MaxBlockingRPCQueryTime`).
 const WAIT_MAX: Duration = Duration::from_mins(5);
-/// Tables of Nomad whose lists have the index 0 until they are written; who asks with 0 does not
-/// wait.
+/// Tables whose lists have index 0 in Nomad until they are first written. A query with index 0 does
+/// not wait.
 const ZERO_FIRST: [TableId; 3] = [TableId::Jobs, TableId::Evaluations, TableId::Allocations];
-/// Rows of the largest table of a list from which its body is built on a thread of its own.
+/// If the largest table of a list has more rows than this, the body is built on a thread of its
+/// own.
 const ROWS_INLINE_MAX: usize = 2_000;
 
 impl Call {
-    /// Answers with one thing; `view` gives none when it is not there, under the name `what`.
+    /// Answers with one object. `view` returns `None` if it does not exist; the error then names it
+    /// as `what`.
     pub(crate) async fn item(
         &self,
         what: &str,
@@ -53,7 +55,7 @@ impl Call {
         self.item_body(what, tables, index, body).await
     }
 
-    /// As [`Self::item`], from a body that is made already.
+    /// Like [`Self::item`], with an encoded body.
     pub(crate) async fn item_body(
         &self,
         what: &str,
@@ -66,8 +68,8 @@ impl Call {
         self.item_within(what, tables, (&index, extent), body).await
     }
 
-    /// As [`Self::item_body`], of something that is no row alone: beside its index it has an
-    /// extent, which wakes who waits.
+    /// Like [`Self::item_body`], for an object that consists of several rows. `extent` says which
+    /// change of the state ends a wait.
     pub(crate) async fn item_within(
         &self,
         what: &str,
@@ -87,7 +89,7 @@ impl Call {
         self.answer_body(body, Some(meta))
     }
 
-    /// Answers with one thing that is derived from many rows of `tables`: its index is that of the
+    /// Answers with one object that is derived from many rows of `tables`. Its index is that of the
     /// tables.
     pub(crate) async fn derived(
         &self,
@@ -117,7 +119,8 @@ impl Call {
         self.answer(&value, Some(Meta::of(&snapshot, index(&snapshot.state))))
     }
 
-    /// As [`Self::document`], for a view that reads every row: in its turn when they are many.
+    /// Like [`Self::document`], for a view that reads every row. With many rows it waits for its
+    /// turn, see [`Self::in_turn`].
     pub(crate) async fn document_in_turn(
         &self,
         tables: &'static [TableId],
@@ -141,8 +144,8 @@ impl Call {
         self.list_within(tables, whole, fill).await
     }
 
-    /// Answers with a list that depends on a part of its tables: one that waits is woken by changes
-    /// of that part.
+    /// Answers with a list that depends on a part of its tables. Only a change of that part ends a
+    /// wait.
     pub(crate) async fn list_within(
         &self,
         tables: &'static [TableId],
@@ -173,14 +176,14 @@ impl Call {
         Ok(Answer::json(StatusCode::OK, body, Some(meta)))
     }
 
-    /// Runs what reads `rows` rows: here when they are few, on a thread of its own and in its turn
-    /// when they are many.
+    /// Runs `work`, which reads `rows` rows. With few rows it runs here; with many it waits for a
+    /// permit and runs on a heavy thread.
     pub(crate) async fn in_turn<T: Send + 'static>(
         &self,
         rows: usize,
         work: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        // A filter may cost much on few rows.
+        // A filter may be expensive even on few rows.
         if rows <= ROWS_INLINE_MAX && self.parameter("filter").is_none() {
             return work();
         }
@@ -189,7 +192,8 @@ impl Call {
         let Ok(Ok(turn)) = turn else { return Err(self.lists_overloaded()) };
         let build = move || {
             let built = work();
-            // A list is built to its end also when its client is gone, and its turn lasts as long.
+            // The list is built to its end even if the client has gone. The permit is held until
+            // then.
             drop(turn);
             built
         };
@@ -201,8 +205,9 @@ impl Call {
         ApiError::Overloaded { what: Limit::LargeLists, limit, retry_after_ms: 1_000 }.into()
     }
 
-    /// The first snapshot at which `index` exceeds the client's, and the `extent` is another than
-    /// when the wait began, or the last one before the wait is over.
+    /// Waits for the snapshot to answer with. That is the first at which `index` exceeds the
+    /// client's index and `extent` has changed since the wait began. If the wait ends before, it is
+    /// the last one seen.
     async fn snapshot(
         &self,
         tables: &'static [TableId],
@@ -227,7 +232,7 @@ impl Call {
             if (newer && changed) || left.is_zero() {
                 return Ok(snapshot);
             }
-            // What changed up to the index that the client has seen, it has seen.
+            // The client has seen every change up to its index.
             before = Some(now);
             let looked_at = snapshot.state.index();
             drop(snapshot);
@@ -242,9 +247,9 @@ impl Call {
         }
     }
 
-    /// A stale snapshot that is not older than what the client has seen. When the wait for it is
-    /// over a linearizable one takes its place: either this server is behind, or the index is from
-    /// before a restore or of another cluster, and the client has to start over.
+    /// A stale snapshot that is at least as new as the index `seen`. If none comes before the
+    /// deadline, a linearizable one is returned. Then either this server lags, or the client's
+    /// index is from before a restore or from another cluster, and the client must start over.
     async fn caught_up(&self, seen: Index, deadline: Instant) -> Result<Snapshot, Error> {
         let left = deadline.saturating_duration_since(Instant::now());
         let caught_up = tokio::select! {
@@ -260,7 +265,7 @@ impl Call {
         }
     }
 
-    /// How long a blocking query may take, with Nomad's share of a sixteenth on top.
+    /// How long a blocking query may take: `wait` plus a sixteenth, as in Nomad.
     fn wait(&self) -> Result<Duration, Error> {
         let wait = match self.parameter("wait") {
             None | Some("") => WAIT_MAX,
@@ -287,7 +292,8 @@ fn whole(_: &State) -> Extent {
     Extent::Whole
 }
 
-/// Last index that changed one of the tables; without tables nothing ever changes.
+/// The index of the last change of one of the tables. Without tables it is 1, because nothing ever
+/// changes.
 pub(crate) fn tables_index(state: &State, tables: &[TableId]) -> Index {
     tables.iter().map(|table| state.table_index(*table)).max().unwrap_or(1)
 }

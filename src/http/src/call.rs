@@ -1,5 +1,5 @@
-//! One request: its path, query, body and identity, each within its bound. Every handler gets a
-//! [`Call`] and nothing else.
+//! One request: its path, query, body and caller, each within its bound. A handler gets a [`Call`]
+//! and nothing else.
 
 use std::{
     sync::{
@@ -36,25 +36,26 @@ use crate::{
     serve::{CalledBy, Closing},
 };
 
-/// Length of an `Idempotency-Key`, bytes.
+/// Longest `Idempotency-Key`, bytes.
 const KEY_BYTES_MAX: usize = 256;
-/// Evaluation ids in a command under an idempotency key, fixed so that a retry is the same command.
+/// Number of evaluation ids in a command with an idempotency key. It is fixed, so that a retry
+/// makes the same command.
 const KEYED_IDS: usize = 16;
 
-/// Header that marks a request as passed on by a server to an agent.
+/// Header of a request that a server forwards to an agent.
 pub(crate) const PROXIED_HEADER: &str = "x-quorate-proxied";
 
-/// Namespaces a list is about.
+/// The namespaces that a list covers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Namespaces {
     /// `*`.
     All,
-    /// One.
+    /// This one.
     One(Text),
 }
 
 impl Namespaces {
-    /// Whether a namespace is among them.
+    /// Whether the list covers the namespace.
     pub(crate) fn contains(&self, namespace: &str) -> bool {
         match self {
             Self::All => true,
@@ -65,11 +66,11 @@ impl Namespaces {
 
 /// A request.
 pub(crate) struct Call {
-    /// The server.
+    /// The server that answers.
     pub(crate) api: Arc<dyn Api>,
-    /// Who asks.
+    /// The client's identity.
     pub(crate) caller: Caller,
-    /// Bounds and names.
+    /// The server's HTTP options.
     pub(crate) options: Arc<HttpOptions>,
     /// Method.
     pub(crate) method: Method,
@@ -79,28 +80,28 @@ pub(crate) struct Call {
     pub(crate) headers: HeaderMap,
     /// Body.
     pub(crate) body: Bytes,
-    /// Told when the server stops.
+    /// Notified when the server stops.
     pub(crate) closing: Option<Closing>,
-    /// Decoded path after `/v1/`, cut at the slashes of the path as received.
+    /// Path after `/v1/`, cut at its slashes and then percent-decoded.
     segments: Vec<String>,
     job: Option<JobPath>,
     query: Vec<(String, String)>,
     request_id: Option<RequestId>,
     ids_made: AtomicU64,
-    /// What requests took.
+    /// Statistics of requests.
     pub(crate) requests: Arc<Requests>,
-    /// Turns of large lists.
+    /// Permits to build large lists.
     pub(crate) lists: Arc<Semaphore>,
-    /// What the bodies of answers may take.
+    /// The memory budget of answers' bodies.
     pub(crate) answers: AnswerBodies,
-    /// Bodies of jobs.
+    /// Cache of encoded jobs.
     pub(crate) job_bodies: Arc<JobBodies>,
-    /// The body's shares of what all bodies may take.
+    /// The request body's shares of the memory budget of all request bodies.
     _body_shares: Arc<Shares>,
     abandoned: Abandoned,
 }
 
-/// Set when the request's handler has ended, with an answer or without.
+/// Set when the request's handler has ended, with or without an answer.
 #[derive(Default)]
 struct Abandoned(Arc<AtomicBool>);
 
@@ -157,19 +158,20 @@ impl Call {
         Ok(())
     }
 
-    /// The time of the cluster now, Unix seconds.
+    /// The cluster's time now, Unix seconds.
     pub(crate) fn now_s(&self) -> i64 {
         i64::try_from(self.api.now_ms() / 1000).unwrap_or(i64::MAX)
     }
 
-    /// The time of the cluster whenever it is asked, Unix ms: a blocking query shows its answer
-    /// later.
+    /// A function that returns the cluster's time, Unix ms. A blocking query needs the time when it
+    /// answers, not when it began.
     pub(crate) fn clock(&self) -> impl Fn() -> TimeMs + Send + Sync + 'static + use<> {
         let api = Arc::clone(&self.api);
         move || api.now_ms()
     }
 
-    /// The id of a request with an `Idempotency-Key`: scoped by namespace and token.
+    /// The request id that an `Idempotency-Key` stands for. It also depends on the namespace and
+    /// the token, so that clients do not share keys.
     fn keyed_request_id(&self) -> Result<Option<RequestId>, Error> {
         let Some(key) = self.headers.get("idempotency-key") else { return Ok(None) };
         if key.is_empty() || key.len() > KEY_BYTES_MAX {
@@ -185,17 +187,17 @@ impl Call {
         Ok(Some(RequestId(digest_16(&[namespace.as_bytes(), token, key.as_bytes()]))))
     }
 
-    /// Segment of the path after `/v1/`; empty when there is none.
+    /// A segment of the path after `/v1/`; empty if there is none.
     pub(crate) fn segment(&self, position: usize) -> &str {
         self.segments.get(position).map_or("", String::as_str)
     }
 
-    /// What the path of a route about one job names.
+    /// The job that the path names, for a route about one job.
     pub(super) fn job_path(&self) -> Result<&JobPath, Error> {
         self.job.as_ref().ok_or_else(|| Error::internal("the route is about no job"))
     }
 
-    /// A parsed id in the path.
+    /// The id in a segment of the path.
     pub(crate) fn id<T: std::str::FromStr<Err = fsm::id::ParseIdError>>(
         &self,
         position: usize,
@@ -208,7 +210,7 @@ impl Call {
         self.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// A truth value in the query; present without a value is true.
+    /// A truth value in the query, `false` if absent. A parameter without a value is true.
     pub(crate) fn flag(&self, name: &str) -> Result<bool, Error> {
         self.flag_or(name, false)
     }
@@ -237,7 +239,7 @@ impl Call {
         }
     }
 
-    /// The expression that rows of a list have to satisfy.
+    /// The `filter` expression that rows of a list must satisfy.
     pub(crate) async fn filter(&self) -> Result<Option<Filter>, Error> {
         match self.parameter("filter").filter(|text| !text.is_empty()) {
             Some(text) => self.filter_of(text).await.map(Some),
@@ -245,7 +247,8 @@ impl Call {
         }
     }
 
-    /// The filter of an expression. Patterns take their time to compile, and nothing else does.
+    /// Parses a filter expression. One with regular expressions is compiled on a heavy thread,
+    /// because that may take long.
     pub(crate) async fn filter_of(&self, text: &str) -> Result<Filter, Error> {
         let budget = Budget::until(Budget::OF_REQUEST, Arc::clone(&self.abandoned.0));
         if !text.contains("matches") {
@@ -255,7 +258,7 @@ impl Call {
         self.in_turn(usize::MAX, move || Filter::parse(&text, budget)).await
     }
 
-    /// Namespaces that a list is asked for.
+    /// The namespaces that a list is asked for.
     pub(crate) fn namespaces(&self) -> Namespaces {
         match self.parameter("namespace") {
             None | Some("") => Namespaces::One("default".into()),
@@ -264,7 +267,7 @@ impl Call {
         }
     }
 
-    /// The one namespace of a request about one thing.
+    /// The namespace of a request about one object.
     pub(crate) fn namespace(&self) -> Result<Text, Error> {
         match self.namespaces() {
             Namespaces::One(one) => Ok(one),
@@ -272,7 +275,7 @@ impl Call {
         }
     }
 
-    /// The body as JSON; an empty one is null.
+    /// The body as JSON; null if it is empty.
     pub(crate) fn json(&self) -> Result<Value, Error> {
         if self.body.is_empty() {
             return Ok(Value::Null);
@@ -281,7 +284,7 @@ impl Call {
             .map_err(|error| Error::bad(format!("the request body is not valid JSON: {error}")))
     }
 
-    /// The body as JSON, which must be there.
+    /// The body as JSON. An error if it is empty.
     pub(crate) fn json_required(&self) -> Result<Value, Error> {
         let value = self.json()?;
         if value.is_null() {
@@ -290,24 +293,25 @@ impl Call {
         Ok(value)
     }
 
-    /// How fresh a read has to be.
+    /// Whether the read may be stale.
     pub(crate) fn read_mode(&self) -> Result<ReadMode, Error> {
         Ok(if self.flag("stale")? { ReadMode::Stale } else { ReadMode::Linearizable })
     }
 
-    /// A snapshot for a request that does not wait.
+    /// A snapshot for a request that does not block.
     pub(crate) async fn read(&self) -> Result<Snapshot, Error> {
         let mode = self.read_mode()?;
         Ok(self.api.read(&self.caller, mode, 0, self.options.timeout).await?)
     }
 
-    /// Proposes a command; a rejection is an error.
+    /// Proposes a command to the cluster. A rejection is returned as an error.
     pub(crate) async fn write(&self, command: Command) -> Result<Written, Error> {
         self.write_as(command, self.request_id).await
     }
 
-    /// As [`Self::write`], of one of several commands of a request that is cut alike at each retry:
-    /// the first has the request's key, and each other one of its own.
+    /// Like [`Self::write`], for a request that makes several commands, and splits them the same
+    /// way at each retry. The first command uses the request's id; each other one uses an id
+    /// derived from it.
     pub(crate) async fn write_part(
         &self,
         command: Command,
@@ -320,8 +324,8 @@ impl Call {
         self.write_as(command, self.request_id.map(of_part)).await
     }
 
-    /// As [`Self::write`], of one of several commands of a request: its key stands for none of
-    /// them.
+    /// Like [`Self::write`], without a request id. For a request whose commands may differ at a
+    /// retry, so that its key cannot identify them.
     pub(crate) async fn write_unkeyed(&self, command: Command) -> Result<Written, Error> {
         self.write_as(command, None).await
     }
@@ -338,20 +342,20 @@ impl Call {
         Ok(written)
     }
 
-    /// The id of a request with an `Idempotency-Key`.
+    /// The request id, if the request has an `Idempotency-Key`.
     pub(crate) fn request_id(&self) -> Option<RequestId> {
         self.request_id
     }
 
-    /// An id for the evaluation that this request makes, which the request's span names from now
-    /// on.
+    /// An id for the evaluation that this request makes. It is also recorded in the request's
+    /// tracing span.
     pub(crate) fn evaluation_id(&self) -> EvaluationId {
         let id = self.new_evaluation();
         tracing::Span::current().record("evaluation", tracing::field::display(id));
         id
     }
 
-    /// An id for an evaluation: random, or under an idempotency key the same at each retry.
+    /// A new evaluation id: random, or, with an idempotency key, the same at each retry.
     fn new_evaluation(&self) -> EvaluationId {
         let Some(RequestId(request)) = self.request_id else {
             return EvaluationId(self.api.new_id());
@@ -360,8 +364,8 @@ impl Call {
         EvaluationId(digest_16(&[b"evaluation", &request, &number.to_le_bytes()]))
     }
 
-    /// Ids for the evaluations of `count` jobs; under an idempotency key their number does not
-    /// depend on the state.
+    /// Ids for the evaluations of `count` jobs. With an idempotency key there are always
+    /// [`KEYED_IDS`] of them, because `count` may depend on the state and differ at a retry.
     pub(crate) fn evaluation_ids(&self, count: usize) -> Vec<EvaluationId> {
         let count = if self.request_id.is_some() { KEYED_IDS } else { count };
         (0..count).map(|_| self.new_evaluation()).collect()
@@ -372,13 +376,13 @@ impl Call {
         self.answer_body(self.body_of(value)?, meta)
     }
 
-    /// An answer with a JSON body that is made already.
+    /// An answer with an encoded JSON body.
     pub(crate) fn answer_body(&self, body: Bytes, meta: Option<Meta>) -> Result<Answer, Error> {
         let body = self.answers.hold(body)?;
         Ok(Answer::json(StatusCode::OK, body, meta))
     }
 
-    /// An answer with a status and a JSON body, which is not counted.
+    /// An answer with a status and a JSON body. It takes no share of the memory budget of answers.
     pub(crate) fn answer_with(
         &self,
         status: StatusCode,
@@ -388,7 +392,7 @@ impl Call {
         Ok(Answer::json(status, self.body_of(value)?, meta))
     }
 
-    /// A JSON body as it was asked for.
+    /// Encodes JSON, indented if the request has `pretty`.
     pub(crate) fn body_of(&self, value: &Value) -> Result<Bytes, Error> {
         let pretty = self.flag("pretty")?;
         let body =
@@ -396,8 +400,8 @@ impl Call {
         Ok(body.map_err(|error| Error::internal(error.to_string()))?.into())
     }
 
-    /// An answer of a write: the index is that of its entry. It is not counted, as nobody may be
-    /// turned away after what was written.
+    /// The answer to a write; its index is that of the log entry. It takes no share of the memory
+    /// budget, because the client must not get an overload error after the write has happened.
     pub(crate) fn answer_write(
         &self,
         written: &Written,
@@ -418,7 +422,7 @@ impl Call {
     }
 }
 
-/// First 16 bytes of BLAKE3 over the parts, each with its length before it.
+/// The first 16 bytes of BLAKE3 over the parts, each preceded by its length.
 fn digest_16(parts: &[&[u8]]) -> [u8; 16] {
     let mut hasher = blake3::Hasher::new();
     for part in parts {

@@ -1,7 +1,7 @@
-//! `PUT /v1/job/ID/plan`: what registering a job would do. The real scheduler on a snapshot of the
-//! server that is asked; nothing is written.
+//! `PUT /v1/job/ID/plan`: predicts what registering a job would do. It runs the real scheduler on a
+//! snapshot of this server. Nothing is written.
 //!
-//! `scheduler::what_if` finds it; what is here is Nomad's form of it.
+//! `scheduler::what_if` makes the prediction. This module converts it to Nomad's form.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -26,19 +26,20 @@ use super::{
     view,
 };
 
-/// Rows for which a prediction counts, so that it has a thread and a turn of its own.
+/// The number of rows that a prediction counts as for `Call::in_turn`: always enough for a thread
+/// and a permit of its own.
 const ROWS: usize = usize::MAX;
 
-/// What a registration would do.
+/// The predicted effect of a registration, in the API's form.
 struct Prediction {
     annotations: Annotations,
     failed: BTreeMap<Text, Metrics>,
-    /// What would be evicted, as lists show it.
+    /// Allocations that would be evicted, as lists show them.
     preempted: Vec<Value>,
-    /// Evaluations that would wait, as lists show them.
+    /// Evaluations that would remain open, as lists show them.
     created: Vec<Value>,
     diff: Value,
-    /// The job's index before.
+    /// The job's modify index before the registration; 0 if it does not exist.
     job_modify_index: Index,
 }
 
@@ -96,7 +97,7 @@ pub(super) async fn plan(call: Call) -> Result<Answer, Error> {
     call.answer(&answer, Some(meta))
 }
 
-/// When a periodic job would start if it were registered now.
+/// When a periodic job would next start if it were registered now.
 fn next_launch(spec: &JobSpec, now_s: i64) -> Value {
     let next = spec.periodic.as_ref().filter(|block| block.enabled).and_then(|block| {
         let schedule = cron::Schedule::parse(&block.specs, &block.time_zone).ok()?;
@@ -123,7 +124,7 @@ fn predict(
     let mut diff = Value::Null;
     if with_diff {
         let json = |version: &Version| jobs_bridge::job_json(&version.job, &version.row, As::Job);
-        // A job that was stopped is compared with what it ran.
+        // A stopped job is compared with the version that it ran last.
         let (old, new) = (found.before.as_ref().map(json), found.after.as_ref().map(json));
         let made = jobspec::job_diff(old.as_ref(), new.as_ref());
         let replaces = |group: &str, task: &str| {
@@ -139,8 +140,8 @@ fn predict(
     Ok(Prediction { annotations, failed, preempted, created, diff, job_modify_index })
 }
 
-/// Writes into the diff what each group and task comes to. `replaces` says whether the change of a
-/// task of a group needs new instances.
+/// Adds to the diff the effect on each group and task. `replaces` says whether the change of a
+/// group's task needs a destructive update.
 fn annotated(
     mut diff: Value,
     annotations: &Annotations,

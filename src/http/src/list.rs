@@ -1,8 +1,8 @@
-//! Lists: order, filter, pages, and the bound on their size. Rows are encoded one by one, so that a
-//! list costs its bytes and not its tree.
+//! Lists: order, filter, pages, and the bound on their size. Rows are encoded one by one, so a list
+//! takes memory for its bytes only, not for a tree of JSON values.
 //!
-//! A page token is the key of the first row of the next page, so pages stay right while rows come
-//! and go.
+//! A page token is the key of the first row of the next page. So pages stay correct while rows are
+//! added and removed.
 
 use std::{ops::RangeInclusive, sync::Arc};
 
@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::{call::Call, error::Error, filter::Filter};
 use crate::percent;
 
-/// What `per_page`, `next_token` and `reverse` say.
+/// The parameters `per_page`, `next_token` and `reverse`.
 #[derive(Clone, Debug)]
 pub(crate) struct Paging {
     per_page: usize,
@@ -36,7 +36,7 @@ impl Paging {
     }
 }
 
-/// What rows of a list are ordered by, and the text of a page token.
+/// The key by which rows of a list are ordered, and its form as a page token.
 pub(crate) trait PageKey: Ord + Sized {
     fn token(&self) -> String;
     fn parse(token: &str) -> Option<Self>;
@@ -44,7 +44,7 @@ pub(crate) trait PageKey: Ord + Sized {
 
 impl PageKey for JobKey {
     fn token(&self) -> String {
-        // Any printable character may be in an id, and only ASCII in a header.
+        // An id may contain any printable character, but a header only ASCII.
         format!("{}.{}", self.namespace, percent::encode(&self.id))
     }
     fn parse(token: &str) -> Option<Self> {
@@ -88,7 +88,7 @@ macro_rules! created {
 }
 created!(AllocationId, EvaluationId, DeploymentId);
 
-/// The body of a list under construction.
+/// A list while its body is built.
 pub(crate) struct List {
     paging: Paging,
     filter: Option<Filter>,
@@ -102,8 +102,8 @@ impl List {
         Self { paging, filter, bytes_max, bytes: b"[".to_vec(), next_token: None }
     }
 
-    /// The rows in a range of keys that this page may be made of: where no filter leaves any out,
-    /// no more than it shows and the one behind, so that a page of a long list costs what it shows.
+    /// The rows in a range of keys that this page may consist of. Without a filter, these are only
+    /// as many as the page shows plus one, so that a page of a long list is cheap.
     pub(crate) fn page_of<'a, R: Row>(
         &self,
         table: &'a Table<R>,
@@ -132,7 +132,7 @@ impl List {
         }
     }
 
-    /// Adds the rows of the page that was asked for, in the order of their keys.
+    /// Adds the rows of the requested page, in the order of their keys.
     pub(crate) fn fill<T, K: PageKey>(
         &mut self,
         rows: Vec<T>,
@@ -142,7 +142,7 @@ impl List {
         self.fill_with(rows, key, view, None::<fn(&T) -> Value>)
     }
 
-    /// As [`Self::fill`], of rows that are shown in part: a filter may ask for any field of
+    /// Like [`Self::fill`], for rows that are shown in part. The filter may use any field of
     /// `whole`.
     pub(crate) fn fill_stubs<T, K: PageKey>(
         &mut self,
@@ -154,7 +154,7 @@ impl List {
         self.fill_with(rows, key, stub, Some(whole))
     }
 
-    /// A page ends where its rows are full: no row behind the first of the next page is looked at.
+    /// Stops at the first row of the next page, so that no later row is looked at.
     fn fill_with<T, K: PageKey>(
         &mut self,
         mut rows: Vec<T>,
@@ -216,7 +216,7 @@ impl List {
         Ok(())
     }
 
-    /// The body, and where the next page begins.
+    /// The body, and the token of the next page.
     pub(crate) fn finish(mut self, pretty: bool) -> Result<(Bytes, Option<String>), Error> {
         self.bytes.push(b']');
         if pretty {
@@ -228,19 +228,19 @@ impl List {
     }
 }
 
-/// A prefix of an id: hexadecimal digits, dashes anywhere.
+/// A prefix of an id: hexadecimal digits. Dashes are ignored.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct IdPrefix(Vec<u8>);
 
 impl IdPrefix {
-    /// What `prefix` asks for; everything when it is absent.
+    /// The `prefix` parameter. If it is absent, every id matches.
     pub(crate) fn of(call: &Call) -> Result<Self, Error> {
         let text = call.parameter("prefix").unwrap_or("");
         Self::parse(text)
             .ok_or_else(|| Error::bad(format!("prefix: `{text}` is not the beginning of a UUID")))
     }
 
-    /// The prefix that a text is, if it begins a UUID.
+    /// Parses a prefix. `None` if no UUID begins like that.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let digits: Option<Vec<u8>> = text
             .chars()
@@ -250,7 +250,7 @@ impl IdPrefix {
         digits.filter(|digits| digits.len() <= 32).map(Self)
     }
 
-    /// The first id that begins with it.
+    /// The lowest id with this prefix.
     pub(crate) fn first(&self) -> [u8; 16] {
         let mut id = [0; 16];
         for (position, digit) in self.0.iter().enumerate() {
@@ -259,7 +259,7 @@ impl IdPrefix {
         id
     }
 
-    /// Whether an id begins with it.
+    /// Whether an id has this prefix.
     pub(crate) fn matches(&self, id: &[u8; 16]) -> bool {
         let nibbles = id.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
         self.0.iter().copied().eq(nibbles.take(self.0.len()))
