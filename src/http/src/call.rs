@@ -325,7 +325,7 @@ impl Call {
     }
 
     /// Like [`Self::write`], without a request id. For a request whose commands may differ at a
-    /// retry, so that its key cannot identify them.
+    /// retry, so that its key can identify none of them.
     pub(crate) async fn write_unkeyed(&self, command: Command) -> Result<Written, Error> {
         self.write_as(command, None).await
     }

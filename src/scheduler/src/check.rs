@@ -37,7 +37,7 @@ pub enum Violation {
     Ports(NodeId),
     /// Two live allocations would have the same name after the plan.
     NameTwice(Text, u32),
-    /// The group would have more instances than its count.
+    /// The group would have more instances than its count, or more canaries than it wants.
     TooMany(Text),
 }
 

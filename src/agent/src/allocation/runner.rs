@@ -548,7 +548,7 @@ mod tests {
         runner: AllocationRunner,
         now: Moment,
         actions: Vec<Action>,
-        /// What the ticks have counted.
+        /// Sum of what [`AllocationRunner::tick`] has returned.
         too_long: usize,
     }
 
@@ -589,7 +589,7 @@ mod tests {
             self.runner.rewind(&self.policy, booted, self.now, &mut self.actions);
         }
 
-        /// As the servers are told.
+        /// The status as the servers get it.
         fn status(&self) -> &'static str {
             let told = self.runner.status(&self.policy, [5; 16]).client_status;
             wire::rpc::words::client_status(told).expect("a known status").name()
@@ -651,7 +651,8 @@ mod tests {
         assert_eq!(bench.after(0), [Action::Start { task: 1, attempt: 2 }]);
     }
 
-    /// However often, and although the policy allows no restart; what runs beside it runs on.
+    /// Holds however often it happens, and although the policy allows no restart. The other task
+    /// keeps running.
     #[test]
     fn what_was_lost_with_the_agent_runs_again_at_once_and_uncounted() {
         let mut bench = Bench::running(&["a", "b"], |message| {
@@ -707,7 +708,7 @@ mod tests {
         assert_eq!(bench.status(), "complete");
     }
 
-    /// What it needs is given to others once the servers are told of its end.
+    /// The servers give its resources to others once they know of its end.
     #[test]
     fn an_allocation_whose_leader_has_ended_runs_as_long_as_any_of_its_tasks() {
         let mut bench = Bench::running(&["a", "b"], |message| message.tasks[1].leader = true);
@@ -796,7 +797,8 @@ mod tests {
         assert_eq!(bench.stop(), [], "a second wish to stop changes nothing");
     }
 
-    /// The delays come after the time, and what the tasks say at their end is no failure.
+    /// The shutdown delay begins when the time is over. Errors of the tasks at that end are no
+    /// failure.
     #[test]
     fn what_runs_too_long_is_stopped_and_complete() {
         let mut bench = Bench::running(&["a", "b"], |message| {
@@ -935,13 +937,13 @@ mod tests {
     }
 
     impl Bench {
-        /// The deployment, and what is said of it.
+        /// The deployment's number and the verdict.
         fn health(&self) -> (u8, Option<bool>) {
             let status = self.runner.status(&self.policy, [5; 16]);
             (status.deployment_id.first().copied().unwrap_or(0), status.healthy)
         }
 
-        /// The agent ends and comes back after `ms`; its tasks run on.
+        /// The agent ends and starts again after `ms`. Its tasks keep running.
         fn restart_agent(&mut self, ms: u64) {
             let stored = serde_json::to_string(&self.runner).expect("it is stored");
             self.runner = serde_json::from_str(&stored).expect("it is read");
@@ -950,7 +952,7 @@ mod tests {
         }
     }
 
-    /// It is asked for the time at which it looks, and says the same ever after.
+    /// The deadline is when health is decided. The verdict never changes afterwards.
     #[test]
     fn an_allocation_is_healthy_once_all_tasks_ran_for_long_enough() {
         let mut bench = watched(&["a", "b"], 1);
@@ -966,7 +968,7 @@ mod tests {
         assert_eq!(bench.health(), (1, Some(true)));
     }
 
-    /// A restart of a task begins the time anew, one of the agent does not.
+    /// A restart of a task resets the time; a restart of the agent does not.
     #[test]
     fn only_a_restart_of_a_task_begins_anew() {
         let mut bench = watched(&["a"], 1);
@@ -998,7 +1000,7 @@ mod tests {
         assert_eq!(bench.health(), (1, Some(false)), "it has had its time");
     }
 
-    /// What runs on as an instance of another version is looked at again, for as long as a new one.
+    /// After an in-place update the running instance is judged again, for as long as a new one.
     #[test]
     fn another_deployment_asks_again() {
         let mut bench = watched(&["a"], 1);
@@ -1026,7 +1028,7 @@ mod tests {
         assert_eq!(bench.health(), (2, Some(true)));
     }
 
-    /// Another run time is stored, and reported with it; a repeated one is not.
+    /// A changed limit of the run is a change to store and report; a repeated one is not.
     #[test]
     fn another_run_time_is_a_change() {
         let mut bench = watched(&["a"], 1);
@@ -1038,7 +1040,7 @@ mod tests {
         assert!(bench.runner.take_changed());
     }
 
-    /// A stop that waits for the delays of group and task ends at once when they are taken away.
+    /// A stop that waits for shutdown delays goes on at once when they are removed.
     #[test]
     fn a_stop_goes_on_when_its_delays_are_taken_away() {
         let mut bench = watched(&["a"], 1);
@@ -1058,7 +1060,7 @@ mod tests {
         assert_eq!(bench.runner.tasks()[0].phase, Phase::Killing);
     }
 
-    /// After a boot nothing of the old clock counts.
+    /// After a boot no time of the old boot counts.
     #[test]
     fn a_boot_begins_the_watch_anew() {
         let mut bench = watched(&["a"], 1);

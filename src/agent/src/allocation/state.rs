@@ -461,7 +461,7 @@ mod tests {
     use super::*;
     use crate::{testing, time::Moment};
 
-    /// An allocation with one task, as it is stored.
+    /// The stored state of an allocation with one task.
     fn stored(id: u8) -> StoredAllocation {
         let spec = AllocationSpec::parse(testing::message([id; 16], "job", &["a"])).unwrap();
         let spec = Arc::new(spec);
@@ -499,8 +499,8 @@ mod tests {
         }
     }
 
-    /// The file is there whole before the task starts; what the task makes of it stays, and nothing
-    /// is written through a link.
+    /// The complete file exists before the task starts. Changes of the task survive, and nothing is
+    /// written through a link.
     #[test]
     fn a_payload_is_put_into_its_file_once() {
         let root = tempfile::tempdir().unwrap();
@@ -526,7 +526,8 @@ mod tests {
         AllocationSpec::parse(message).unwrap_err();
     }
 
-    /// A pipe that somebody has made in the agent's own folder, say, or another allocation's state.
+    /// One unreadable state does not stop the others: another allocation's state, half a file, a
+    /// task name that leaves the directory.
     #[test]
     fn what_cannot_be_read_back_does_not_keep_the_others_from_being_loaded() {
         let root = tempfile::tempdir().unwrap();
@@ -552,8 +553,8 @@ mod tests {
         assert_eq!((ids, unreadable, unknown), (vec![1], vec![2, 3, 4], vec![5]));
     }
 
-    /// The agent reads no more of a file than this: what would be larger is refused before anything
-    /// is started.
+    /// The agent reads only files up to this size. A larger state is refused before anything is
+    /// started.
     #[test]
     fn what_could_not_be_read_back_is_not_stored() {
         let root = tempfile::tempdir().unwrap();

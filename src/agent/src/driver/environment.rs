@@ -173,7 +173,7 @@ mod tests {
     use super::*;
     use crate::testing;
 
-    /// Those of the first task.
+    /// The names for the first task.
     fn names_of(
         spec: &AllocationSpec,
         directory: &AllocationDirectory,
@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// A group of many tasks has its meta once, however large it is.
+    /// The meta of a group with many tasks is stored once, however large it is.
     #[test]
     fn meta_that_a_group_gives_to_all_its_tasks_is_kept_once() {
         let names: Vec<String> = (0..400).map(|n| format!("t{n}")).collect();
@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    /// `job validate` warns of names that no task has: its lists are these.
+    /// `job validate` warns of names that no task has, so it must know every name that a task has.
     #[test]
     fn every_variable_is_known_where_jobs_are_judged() {
         let directory = tempfile::tempdir().expect("a temporary directory");

@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(names.expand_all(&mut config, &mut Room::default()), Err(TooLong));
     }
 
-    /// Each of these took the square of its length.
+    /// These texts once took time quadratic in their length.
     #[test]
     fn a_text_that_opens_and_never_closes_is_read_once() {
         let names = Names::default();

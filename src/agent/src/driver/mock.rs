@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(Script::default().killed_end(5000).0, 0);
     }
 
-    /// What a server takes at registration is what is read here.
+    /// A server accepts at registration exactly the configurations that this driver can parse.
     #[test]
     fn a_config_that_is_registered_is_one_that_is_read() {
         for (config, is_read) in [

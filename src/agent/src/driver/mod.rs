@@ -151,7 +151,7 @@ impl Drivers {
         Self { processes: Some(processes), ..Self::named(&[mock::NAME.to_owned()]) }
     }
 
-    /// Those that are offered.
+    /// The drivers that the node offers.
     pub(crate) fn offered(&self) -> &[Listed] {
         &self.offered
     }

@@ -191,7 +191,7 @@ mod tests {
         testing,
     };
 
-    /// What is run for a task with this configuration and this variable of its own.
+    /// The run of a task with this configuration and this environment variable.
     fn run_spec_of(config_json: &str, (key, value): (&str, &str)) -> Result<RunSpec, StartError> {
         let root = tempfile::tempdir().unwrap();
         let (state, _) = StateDirectory::open(root.path()).unwrap();
@@ -223,7 +223,7 @@ mod tests {
         assert!(!refused.recoverable && refused.message.contains("must be a text"), "{refused:?}");
     }
 
-    /// The references of a small job come to 4 GB.
+    /// Replacing the references of this small job would give 4 GB.
     #[test]
     fn what_becomes_too_long_is_refused_before_anything_is_made_of_it() {
         let (own, many) = ("v".repeat(4 << 10), "${LONG}".repeat(1 << 10));
@@ -232,7 +232,7 @@ mod tests {
         assert!(!refused.recoverable && refused.message.contains("4194304 bytes"), "{refused:?}");
     }
 
-    /// What a server takes at registration is what is read here.
+    /// A server accepts at registration exactly the configurations that this driver can parse.
     #[test]
     fn a_config_that_is_registered_is_one_that_is_read() {
         for (config, is_read) in [
@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    /// What a field of a task comes to, if it says `text`.
+    /// The value of a task's field after replacement, if the job writes `text` there.
     fn run_of(field: &str, text: &str) -> String {
         let root = tempfile::tempdir().unwrap();
         let (state, _) = StateDirectory::open(root.path()).unwrap();

@@ -627,13 +627,13 @@ mod tests {
         testing::message([id; 16], "job", &["a"])
     }
 
-    /// The whole set, or its beginning.
+    /// The complete set, or its first batch.
     fn whole(allocations: Vec<v1::Allocation>, present: &[u8]) -> v1::AllocationBatch {
         let present = present.iter().map(|id| vec![*id; 16].into()).collect();
         v1::AllocationBatch { complete: true, allocations, present, ..Default::default() }
     }
 
-    /// What was started, and whether it is to end.
+    /// The allocations with a shell, and whether each is to stop.
     fn started(node: &LocalNode) -> Vec<(u8, bool)> {
         let inner = node.lock();
         inner.entries.iter().map(|(id, entry)| (id.0[0], entry.is_stopping())).collect()
@@ -650,12 +650,12 @@ mod tests {
         let rest = vec![endless(1), endless(4)];
         node.apply(v1::AllocationBatch { allocations: rest, ..Default::default() }).await;
         assert_eq!(started(&node), [(1, false), (2, false), (3, true), (4, false)]);
-        // A server of before names nothing: what it sends is the set.
+        // An older server sends no `present`: its batch is the complete set.
         node.apply(whole(vec![endless(2), endless(4)], &[])).await;
         assert_eq!(started(&node), [(1, true), (2, false), (3, true), (4, false)]);
     }
 
-    /// Whatever is wrong with one, at each start: the others are restored.
+    /// A broken allocation does not prevent the others from running.
     #[tokio::test]
     async fn an_allocation_that_panics_fails_alone() {
         let directory = tempfile::tempdir().unwrap();
@@ -730,7 +730,8 @@ mod tests {
         }
         node.settle();
         assert_eq!(started(&node).len(), 3, "no server was heard");
-        // They took the end of the second for old; the row of the third follows.
+        // The servers took the end of the second for an old report. The row of the third follows
+        // later.
         let mut old = messages[1].clone();
         old.client_sequence = node.view(AllocationId([2; 16])).unwrap().status.sequence;
         node.apply(whole(vec![old], &[2, 3])).await;
@@ -741,8 +742,8 @@ mod tests {
         assert_eq!(started(&node), [(2, false)], "the second is told again first");
     }
 
-    /// A server that is behind says that it is to run, when its end is known to the others and its
-    /// directory is gone.
+    /// A lagging server may say that an allocation is to run although the other servers know its
+    /// end and its directory is deleted.
     #[tokio::test]
     async fn what_has_ended_and_is_kept_no_more_is_not_run_again() {
         let directory = tempfile::tempdir().unwrap();
@@ -759,7 +760,7 @@ mod tests {
         assert!(!node.shared.outbox.is_pending(id));
         node.apply(whole(vec![message.clone(), endless(2)], &[1, 2])).await;
         assert_eq!(started(&node), [(2, false)]);
-        // One that was restored from a copy would wait for it for ever.
+        // A server that was restored from a snapshot would wait for its end for ever.
         assert!(node.shared.outbox.is_pending(id), "how it ended is told again");
         node.shared.outbox.forget(id);
         message.set_client_status(v1::ClientStatus::Complete);
@@ -803,8 +804,8 @@ mod tests {
         tending.abort();
     }
 
-    /// The servers give a port away once its holder is to stop, and leave the wait for its end to
-    /// the agent.
+    /// The servers give a port to another allocation once its holder is to stop. The agent waits
+    /// for the holder's end.
     #[tokio::test]
     async fn who_has_a_port_is_waited_for_until_it_has_ended() {
         let directory = tempfile::tempdir().unwrap();

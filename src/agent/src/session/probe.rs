@@ -165,7 +165,7 @@ mod tests {
         assert!(found.reason.starts_with("cannot run `/nonexistent/check`: "), "{found:?}");
     }
 
-    /// At the timeout the whole group goes, not only the command.
+    /// At the timeout the whole process group is killed, not only the command.
     #[tokio::test]
     async fn a_timeout_kills_the_group() {
         let directory = tempfile::tempdir().unwrap();

@@ -230,7 +230,7 @@ mod tests {
         Checked::new(readiness, reason)
     }
 
-    /// Checks at `now` and acknowledges what is said; whether something was.
+    /// Runs a check at `now`, and acknowledges a report. Returns whether there was one.
     fn check(timer: &mut CheckTimer, now: Instant, readiness: Readiness, reason: &str) -> bool {
         let found = checked(readiness, reason);
         let is_said = timer.found(now, &found);
@@ -240,7 +240,7 @@ mod tests {
         is_said
     }
 
-    /// Wanted checks are repeated after the interval until one succeeds; only news are said.
+    /// Wanted checks are repeated after the interval until one succeeds. Only changes are reported.
     #[test]
     fn a_node_is_checked_until_it_is_ready() {
         let now = Instant::now();
@@ -265,7 +265,8 @@ mod tests {
         );
     }
 
-    /// A check after a task that fails is repeated until it succeeds, and both are said.
+    /// A failed check after the end of a task is repeated until one succeeds. Both results are
+    /// reported.
     #[test]
     fn a_failed_check_after_a_task_is_repeated() {
         let now = Instant::now();

@@ -360,8 +360,8 @@ mod tests {
         assert!(!outbox.is_pending(id));
     }
 
-    /// That it is healthy is said without the tasks that the servers have; what they may not have
-    /// is said whole.
+    /// A change of health alone is sent without the tasks if the servers have them. What the
+    /// servers may lack is sent complete.
     #[test]
     fn tasks_that_the_servers_have_are_left_out() {
         let outbox = Outbox::default();

@@ -1,5 +1,5 @@
-//! The longest run of an allocation (`max_run`), as a pure state machine. It knows when the run is
-//! over, and remembers whether that ended the allocation.
+//! The longest run of an allocation (`max_run_duration`), as a pure state machine. It knows when
+//! the run is over, and remembers whether that ended the allocation.
 //!
 //! The time counts from when the agent accepted the allocation, whatever its tasks do. Restarts of
 //! the agent and boots of the machine do not reset it. A new version of the job may change the

@@ -654,8 +654,7 @@ impl TaskRunner {
 mod tests {
     use super::*;
 
-    /// Nomad's type and message of each event, up to what differs from one to the next. What is not
-    /// Nomad's says so.
+    /// Nomad's type and messages of each event. An event that Nomad does not have is marked.
     fn told(kind: EventKind) -> (&'static str, &'static [&'static str]) {
         match kind {
             EventKind::Received => ("Received", &["Task received by client"]),
@@ -774,8 +773,8 @@ mod tests {
         );
     }
 
-    /// The pauses between the starts of a task that all fail by this fault, up to twenty, and the
-    /// task at the end.
+    /// The pauses between starts that all fail by this fault, up to twenty, and the task at the
+    /// end.
     fn pauses(fault: Fault) -> (Vec<u64>, TaskRunner) {
         let policy = TaskPolicy {
             name: "t".to_owned(),
@@ -807,8 +806,8 @@ mod tests {
         (pauses, task)
     }
 
-    /// A shortage of the machine is waited out with growing pauses, however long it lasts, and
-    /// takes none of the job's restarts.
+    /// A shortage of the machine is waited out with growing pauses, however long it lasts. It uses
+    /// up none of the job's restarts.
     #[test]
     fn a_shortage_is_waited_out() {
         let (pauses, task) = pauses(Fault::Shortage);

@@ -1,8 +1,8 @@
 //! Schedules service and batch jobs: each group gets `count` instances, on any nodes that fit.
 //!
 //! A pass decides in this order: stops that do not depend on a successor, in-place updates,
-//! destructive updates (each stop makes room for its successor), missing instances. After the first
-//! instance of a group that finds no room, no more nodes are searched for that group; further
+//! destructive updates (each stop makes room for its successor), missing instances. Once a missing
+//! instance of a group has found no room, no more nodes are searched for the group; its further
 //! failures are only counted.
 
 use std::collections::{BTreeMap, BTreeSet};

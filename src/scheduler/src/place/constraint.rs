@@ -1,5 +1,5 @@
-//! Constraints, compiled once per pass. A constraint has two targets, which are read from a node or
-//! literal, and an operand that compares them.
+//! Constraints, compiled once per pass. A constraint has a left and a right target, and an operand
+//! that compares them. A target is a literal text or a property of the node.
 //!
 //! A constraint with an unknown operand or target is never met: a typo must not place an instance
 //! on a wrong node.

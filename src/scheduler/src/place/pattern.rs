@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(Pattern::compile("a").unwrap().charge(&few).unwrap_err(), Spent);
     }
 
-    /// 20,000 nodes, each with a value of its own.
+    /// 20,000 nodes with different values fit in the budget of a pass.
     #[test]
     fn a_pass_over_many_nodes_is_within_its_budget() {
         let pattern = Pattern::compile("^node-[0-9]+$").unwrap();

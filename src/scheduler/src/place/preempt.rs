@@ -122,8 +122,8 @@ impl<'a> Preemptor<'a> {
         }
     }
 
-    /// The preemption score of a set of victims, from 1 (their priorities do not matter) to 0. It
-    /// is Nomad's logistic curve over the highest priority plus the sum of priorities divided by
+    /// The preemption score of a set of victims, from 1 (best: low priorities) to 0. It is Nomad's
+    /// logistic curve over a sum: the highest priority, plus the sum of all priorities divided by
     /// the highest.
     pub(crate) fn score(&self, victims: &[&Allocation]) -> f64 {
         let priority = |row: &&Allocation| {

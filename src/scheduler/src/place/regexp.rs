@@ -409,7 +409,7 @@ fn counts(text: &str) -> Option<(u32, Option<u32>, &str)> {
 mod tests {
     use super::*;
 
-    /// Expression, a text that it matches, one that it does not.
+    /// An expression, a text that it matches, and a text that it does not match.
     const TAKEN: &[(&str, &str, &str)] = &[
         // Literals and anchors.
         ("gcp", "a-gcp-b", "aws"),
@@ -555,7 +555,7 @@ mod tests {
         "(?P<a",
     ];
 
-    /// F5: what Go's syntax takes is taken, and means the same.
+    /// F5: an expression that Go accepts is accepted, and means the same.
     #[test]
     fn the_syntax_of_go_is_taken() {
         for (pattern, yes, no) in TAKEN {
@@ -574,7 +574,7 @@ mod tests {
         assert!(compile("(((a{1000}){1000}){1000})").is_err(), "it would be too large");
     }
 
-    /// Each sign in each place: an error or an expression, no panic.
+    /// Random texts give an error or an expression, never a panic.
     #[test]
     fn any_text_is_taken_or_refused() {
         let signs: Vec<char> = r"a\[]^-:(){}?*+|P<>=,1.$Q E".chars().collect();

@@ -701,8 +701,8 @@ impl Group<'_> {
 }
 
 /// How many nodes are scored before the best is taken. Without affinities and spreads a small
-/// sample is good enough: two for batch, log2 of the candidates for services, as in Nomad.
-/// Affinities and spreads need a wider look.
+/// sample is good enough. As in Nomad, that is 2 for batch, and log2 of the candidates (rounded up,
+/// at least 2) for services. Affinities and spreads need a wider look.
 fn limit(kind: JobKind, preferring: Option<u32>, candidates: usize) -> usize {
     if let Some(limit) = preferring {
         return usize::try_from(limit).unwrap_or(usize::MAX);

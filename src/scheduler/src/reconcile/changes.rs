@@ -372,9 +372,9 @@ impl<'a> GroupPass<'a, '_> {
         Some(StandIn { version, count: spec.group(&self.group.name)?.count })
     }
 
-    /// The last stable version before the current one. `None` if a version between them stopped the
-    /// job, had another kind or lacked the group: then the group's instances ended on purpose and
-    /// must not come back.
+    /// The last stable version before the current one. `None` if a version since then, or that
+    /// version itself, stopped the job, had another kind or wanted no instance of the group: then
+    /// the group's instances ended on purpose and must not come back.
     fn last_stable(&self) -> Option<u64> {
         let VersionId { created, number: current } = self.version;
         let versions = self.pass.state.versions_of(&self.pass.evaluation.job, created);
@@ -464,9 +464,9 @@ impl<'a> GroupPass<'a, '_> {
     /// Stops the allocations in excess of `wanted`. Migrating ones go first, then those of older
     /// versions, then those of the current version.
     ///
-    /// Within a version, unhealthy instances go first. Then go those of older versions whose name
-    /// another instance keeps (one of the current version, such as a promoted canary, or an older
-    /// allocation). Then the highest names go.
+    /// Among the older ones, and among the current ones, unhealthy instances go first. Then go
+    /// older ones whose name another instance keeps: one of the current version, such as a promoted
+    /// canary, or an older allocation. Then the highest names go.
     fn drop_excess(&self, sorted: &mut Sorted<'a>, wanted: usize, changes: &mut Changes<'a>) {
         let is_current = |allocation: &Allocation| VersionId::of(allocation) == self.version;
         let is_done = |allocation: &Allocation| {

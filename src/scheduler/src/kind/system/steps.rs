@@ -19,8 +19,8 @@ use crate::{
 /// belong to no deployment, so no deployment tells when they are healthy. Time is used instead.
 const STEP_BACK_MS_MIN: u64 = 1_000;
 
-/// The older versions that may be placed again while the deployment holds back the current one:
-/// those that allocations have run, and `stable`, which may replace canaries.
+/// The older versions that may be placed again while the deployment holds back the current one: the
+/// versions that allocations have run, and `stable`, which may replace canaries.
 pub(super) fn older_versions(
     rollout: &Rollout<'_>,
     VersionId { created: create_index, number: version }: VersionId,
@@ -82,7 +82,7 @@ impl Work<'_> {
         Step { canaries, is_open: self.rollout.is_open(group, begins), ..Step::default() }
     }
 
-    /// Whether this rollout only takes a failed one back: every instance to replace is an
+    /// Whether this version only undoes a failed rollout: every instance to replace is an
     /// unpromoted canary, and the current version runs what the last stable one runs. Such a
     /// rollout needs no canaries.
     fn only_goes_back(&self, group: &TaskGroup, standing: &Standing<'_>) -> bool {
