@@ -7,7 +7,7 @@
 /// A line has the number of the table, which is the first byte of its keys on disk and the kind of
 /// its frames (see `codec` for the other kinds), its id, its field, and its row, which says by
 /// [`Row`](crate::table::Row) what its key is. The numbers 13 and from 32 on are those of frames
-/// that are no rows. A number is never used for another table: raise the generation with each line.
+/// that are no rows. A number is never used for another table of the same generation of bytes.
 macro_rules! tables {
     ($then:ident) => {
         $then! {

@@ -11,7 +11,7 @@ use fsm::{
 };
 use scheduler::{
     Annotations,
-    what_if::{self, Version},
+    what_if::{self, VersionedJob},
 };
 use serde_json::{Map, Value, json};
 
@@ -31,7 +31,7 @@ use super::{
 const ROWS: usize = usize::MAX;
 
 /// The predicted effect of a registration, in the API's form.
-struct Prediction {
+struct PlanAnswer {
     annotations: Annotations,
     failed: BTreeMap<Text, Metrics>,
     /// Allocations that would be evicted, as lists show them.
@@ -111,8 +111,8 @@ fn predict(
     now: TimeMs,
     command: RegisterJob,
     with_diff: bool,
-) -> Result<Prediction, Error> {
-    let found = what_if::registered(state, now, command)?;
+) -> Result<PlanAnswer, Error> {
+    let found = what_if::predict(state, now, command)?;
     let stub = |row: &Arc<Allocation>| view::allocation_stub(&found.state, row, false, true);
     let preempted = found.preempted.iter().map(stub).collect();
     let created = found.waiting.iter().map(|row| {
@@ -123,7 +123,8 @@ fn predict(
     let created = created.collect();
     let mut diff = Value::Null;
     if with_diff {
-        let json = |version: &Version| jobs_bridge::job_json(&version.job, &version.row, As::Job);
+        let json =
+            |version: &VersionedJob| jobs_bridge::job_json(&version.job, &version.row, As::Job);
         // A stopped job is compared with the version that it ran last.
         let (old, new) = (found.before.as_ref().map(json), found.after.as_ref().map(json));
         let made = jobspec::job_diff(old.as_ref(), new.as_ref());
@@ -137,7 +138,7 @@ fn predict(
     }
     let job_modify_index = found.before.map_or(0, |version| version.job.job_modify_index);
     let (annotations, failed) = (found.annotations, found.failed);
-    Ok(Prediction { annotations, failed, preempted, created, diff, job_modify_index })
+    Ok(PlanAnswer { annotations, failed, preempted, created, diff, job_modify_index })
 }
 
 /// Adds to the diff the effect on each group and task. `replaces` says whether the change of a

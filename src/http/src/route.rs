@@ -130,9 +130,9 @@ pub(super) enum Is {
 }
 
 /// What answers a route.
-trait Handle: Fn(Call) -> BoxFuture<'static, Result<Answer, Error>> + Send + Sync {}
+trait RouteHandler: Fn(Call) -> BoxFuture<'static, Result<Answer, Error>> + Send + Sync {}
 
-impl<H: Fn(Call) -> BoxFuture<'static, Result<Answer, Error>> + Send + Sync> Handle for H {}
+impl<H: Fn(Call) -> BoxFuture<'static, Result<Answer, Error>> + Send + Sync> RouteHandler for H {}
 
 /// A row.
 #[cfg_attr(
@@ -165,9 +165,8 @@ impl Route {
         takes: Takes,
         path: &'static str,
         needs: (Subject, Right),
-        handler: Box<dyn Handle>,
+        handler: Arc<dyn RouteHandler>,
     ) -> Self {
-        let handler: Arc<dyn Handle> = handler.into();
         let answer = move |call: Call| handler(call);
         Self::row(takes, path, needs, on(takes.filter(), answer))
     }
@@ -181,8 +180,7 @@ impl Route {
     where
         F: Future<Output = Result<Answer, Error>> + Send + 'static,
     {
-        let boxed = Box::new(move |call| handler(call).boxed());
-        Self::built(Takes::Read, path, (subject, right), boxed)
+        Self::built(Takes::Read, path, (subject, right), erased(handler))
     }
 
     pub(super) fn write<F>(
@@ -194,8 +192,7 @@ impl Route {
     where
         F: Future<Output = Result<Answer, Error>> + Send + 'static,
     {
-        let boxed = Box::new(move |call| handler(call).boxed());
-        Self::built(Takes::Write, path, (subject, right), boxed)
+        Self::built(Takes::Write, path, (subject, right), erased(handler))
     }
 
     pub(super) fn delete<F>(
@@ -207,8 +204,7 @@ impl Route {
     where
         F: Future<Output = Result<Answer, Error>> + Send + 'static,
     {
-        let boxed = Box::new(move |call| handler(call).boxed());
-        Self::built(Takes::Delete, path, (subject, right), boxed)
+        Self::built(Takes::Delete, path, (subject, right), erased(handler))
     }
 
     /// A route of Nomad that is not built.
@@ -228,6 +224,13 @@ impl Route {
         let answer = on(takes.filter(), enterprise);
         Self { is: Is::Enterprise, ..Self::row(takes, path, needs, answer) }
     }
+}
+
+fn erased<F>(handler: impl Fn(Call) -> F + Send + Sync + 'static) -> Arc<dyn RouteHandler>
+where
+    F: Future<Output = Result<Answer, Error>> + Send + 'static,
+{
+    Arc::new(move |call| handler(call).boxed())
 }
 
 async fn refused(uri: Uri) -> Error {

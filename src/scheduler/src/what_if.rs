@@ -27,12 +27,12 @@ use crate::{
 const PASSES_MAX: u32 = 64;
 
 /// The result of a prediction.
-pub struct Found {
+pub struct Prediction {
     pub key: JobKey,
     /// The job as it is now. `None`: it is not registered yet.
-    pub before: Option<Version>,
+    pub before: Option<VersionedJob>,
     /// The job as it would be after the registration.
-    pub after: Option<Version>,
+    pub after: Option<VersionedJob>,
     /// Counts of placements, stops, updates and so on, by group.
     pub annotations: Annotations,
     /// Why instances could not be placed, by group.
@@ -47,7 +47,7 @@ pub struct Found {
 
 /// A job with the row of its current version.
 #[derive(Clone, Debug)]
-pub struct Version {
+pub struct VersionedJob {
     pub job: Arc<Job>,
     pub row: Arc<JobVersion>,
 }
@@ -64,7 +64,11 @@ pub enum WhatIfError {
 }
 
 /// Predicts what this registration would do at log time `now`, ms.
-pub fn registered(state: &State, now: TimeMs, command: RegisterJob) -> Result<Found, WhatIfError> {
+pub fn predict(
+    state: &State,
+    now: TimeMs,
+    command: RegisterJob,
+) -> Result<Prediction, WhatIfError> {
     let RegisterJob { evaluation, .. } = command;
     let key = command.spec.key.clone();
     let before = version_of(state, &key);
@@ -74,7 +78,7 @@ pub fn registered(state: &State, now: TimeMs, command: RegisterJob) -> Result<Fo
     if let Some(spec) = spec.as_ref().filter(|spec| spec.is_parent()) {
         trial = with_child(state, now, spec, evaluation).map_err(WhatIfError::Rejected)?;
     }
-    let mut found = Found {
+    let mut found = Prediction {
         key,
         before,
         after,
@@ -137,10 +141,10 @@ fn with_child(
     with_job(state, now, RegisterJob::new(Arc::new(spec), evaluation))
 }
 
-fn version_of(state: &State, key: &JobKey) -> Option<Version> {
+fn version_of(state: &State, key: &JobKey) -> Option<VersionedJob> {
     let job = state.jobs().get(key)?;
     let row = state.job_versions().get(&(key.clone(), job.create_index, job.version))?;
-    Some(Version { job: Arc::clone(job), row: Arc::clone(row) })
+    Some(VersionedJob { job: Arc::clone(job), row: Arc::clone(row) })
 }
 
 /// The evaluations that would remain open after the prediction. If groups failed but the pass made

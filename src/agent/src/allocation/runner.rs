@@ -12,9 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     allocation::health::{HealthPolicy, HealthWatch},
-    task::run::{ExitResult, Fault, StartError},
-    task::run_limit::{RUN_TIME_OVER, RunLimit},
-    task::runner::{Action, KillReason, Phase, TaskPolicy, TaskRunner},
+    task::{
+        run::{ExitResult, Fault, StartError},
+        run_limit::{RUN_TIME_OVER, RunLimit},
+        runner::{Action, KillReason, Phase, TaskPolicy, TaskRunner},
+    },
     time::Moment,
 };
 

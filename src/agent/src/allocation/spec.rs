@@ -13,10 +13,11 @@ use serde::{Deserialize, Serialize};
 use wire::rpc::words::{self, UnknownWord};
 
 use crate::{
-    allocation::health::HealthPolicy,
-    allocation::runner::GroupPolicy,
-    task::restart::{RestartMode, RestartPolicy},
-    task::runner::TaskPolicy,
+    allocation::{health::HealthPolicy, runner::GroupPolicy},
+    task::{
+        restart::{RestartMode, RestartPolicy},
+        runner::TaskPolicy,
+    },
 };
 
 /// Default of `kill_timeout`, ms.

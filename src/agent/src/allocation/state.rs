@@ -39,11 +39,12 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    allocation::runner::AllocationRunner,
-    allocation::spec::AllocationSpec,
-    machine::boot::{BOOT_ID, read_boot_id},
-    machine::files,
-    machine::users::find_user,
+    allocation::{runner::AllocationRunner, spec::AllocationSpec},
+    machine::{
+        boot::{BOOT_ID, read_boot_id},
+        files,
+        users::find_user,
+    },
 };
 
 /// The state file, in the agent's own folder of an allocation.

@@ -5,8 +5,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    allocation::spec::{AllocationSpec, TaskSpec},
-    allocation::state::AllocationDirectory,
+    allocation::{
+        spec::{AllocationSpec, TaskSpec},
+        state::AllocationDirectory,
+    },
     driver::interpolate::{Names, Room, TooLong},
     machine::address::with_port,
 };

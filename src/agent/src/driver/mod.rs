@@ -24,8 +24,8 @@ use crate::{
 pub(crate) trait Driver: Send + Sync + 'static {
     /// Looks for what the driver needs on this machine. Blocks: it may read files and run a
     /// program.
-    fn look(&self) -> Found {
-        Found::default()
+    fn look(&self) -> Detection {
+        Detection::default()
     }
 
     /// Starts a run. Returns when it is running.
@@ -62,7 +62,7 @@ pub(crate) type Run = Arc<dyn Running>;
 /// What a driver has found on the machine. A driver that is not detected or not healthy is shown to
 /// the servers, but gets no tasks.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Found {
+pub(crate) struct Detection {
     pub(crate) detected: bool,
     pub(crate) healthy: bool,
     /// Explanation for users.
@@ -71,7 +71,7 @@ pub(crate) struct Found {
     pub(crate) attributes: Vec<(&'static str, String)>,
 }
 
-impl Default for Found {
+impl Default for Detection {
     fn default() -> Self {
         let description = "Healthy".to_owned();
         Self { detected: true, healthy: true, description, attributes: Vec::new() }
@@ -80,7 +80,7 @@ impl Default for Found {
 
 /// A driver with its names.
 #[derive(Clone, Copy)]
-pub(crate) struct Listed {
+pub(crate) struct DriverEntry {
     /// The configuration key that enables it.
     key: &'static str,
     /// Its names in jobs; the first is the usual one, the others are aliases.
@@ -89,25 +89,25 @@ pub(crate) struct Listed {
 }
 
 /// Makes a row of [`DRIVERS`].
-macro_rules! listed {
+macro_rules! entry {
     ($driver:expr, $name:literal $(, $alias:literal)*) => {
-        Listed { key: concat!("drivers.", $name), names: &[$name $(, $alias)*], driver: &$driver }
+        DriverEntry { key: concat!("drivers.", $name), names: &[$name $(, $alias)*], driver: &$driver }
     };
 }
 
 /// All drivers. Configuration, settings, fingerprint and the runs of tasks read this list.
-static DRIVERS: &[Listed] =
-    &[listed!(raw_exec::RawExec, "raw_exec"), listed!(mock::Mock, "mock", "mock_driver")];
+static DRIVERS: &[DriverEntry] =
+    &[entry!(raw_exec::RawExec, "raw_exec"), entry!(mock::Mock, "mock", "mock_driver")];
 
 /// The name of each driver, and the configuration key that enables it.
 pub fn driver_keys() -> impl Iterator<Item = (&'static str, &'static str)> {
-    DRIVERS.iter().map(|listed| (listed.name(), listed.key))
+    DRIVERS.iter().map(|entry| (entry.name(), entry.key))
 }
 
-impl Listed {
+impl DriverEntry {
     /// The driver of that name.
     pub(crate) fn named(name: &str) -> Option<Self> {
-        DRIVERS.iter().find(|listed| listed.names.contains(&name)).copied()
+        DRIVERS.iter().find(|entry| entry.names.contains(&name)).copied()
     }
 
     /// Its usual name.
@@ -116,12 +116,12 @@ impl Listed {
     }
 
     /// See [`Driver::look`]. Blocks.
-    pub(crate) fn look(&self) -> Found {
+    pub(crate) fn look(&self) -> Detection {
         self.driver.look()
     }
 }
 
-impl PartialEq for Listed {
+impl PartialEq for DriverEntry {
     fn eq(&self, other: &Self) -> bool {
         self.key == other.key
     }
@@ -130,20 +130,16 @@ impl PartialEq for Listed {
 /// The drivers of a node.
 #[derive(Clone, Default)]
 pub(crate) struct Drivers {
-    offered: Arc<[Listed]>,
+    offered: Arc<[DriverEntry]>,
     /// The runs of the mock driver, if the machine is simulated.
     processes: Option<Arc<dyn ProcessTable>>,
 }
 
 impl Drivers {
-    /// A node that offers these drivers.
-    pub(crate) fn new(offered: impl Into<Arc<[Listed]>>) -> Self {
-        Self { offered: offered.into(), processes: None }
-    }
-
     /// A node that offers the drivers with these names. An unknown name is ignored.
     pub(crate) fn named(names: &[String]) -> Self {
-        Self::new(names.iter().filter_map(|name| Listed::named(name)).collect::<Vec<_>>())
+        let offered = names.iter().filter_map(|name| DriverEntry::named(name)).collect();
+        Self { offered, processes: None }
     }
 
     /// A simulated node with the mock driver only, whose runs are in `processes`.
@@ -152,7 +148,7 @@ impl Drivers {
     }
 
     /// The drivers that the node offers.
-    pub(crate) fn offered(&self) -> &[Listed] {
+    pub(crate) fn offered(&self) -> &[DriverEntry] {
         &self.offered
     }
 }
@@ -218,10 +214,10 @@ pub(crate) enum Recovered {
 
 /// Starts a run. Returns when it is running.
 pub(crate) async fn start(context: &TaskContext) -> Result<Run, StartError> {
-    let listed = Listed::named(&context.task().driver)
-        .filter(|listed| context.drivers.offered.contains(listed))
+    let entry = DriverEntry::named(&context.task().driver)
+        .filter(|entry| context.drivers.offered.contains(entry))
         .ok_or_else(|| not_offered(context))?;
-    listed.driver.start(context).await
+    entry.driver.start(context).await
 }
 
 /// Finds a run again. Works even if its driver is no longer offered, because that only prevents new
@@ -230,8 +226,8 @@ pub(crate) async fn recover(
     context: &TaskContext,
     run_started_at_ms: u64,
 ) -> Result<Recovered, StartError> {
-    let listed = Listed::named(&context.task().driver).ok_or_else(|| not_offered(context))?;
-    listed.driver.recover(context, run_started_at_ms).await
+    let entry = DriverEntry::named(&context.task().driver).ok_or_else(|| not_offered(context))?;
+    entry.driver.recover(context, run_started_at_ms).await
 }
 
 impl TaskContext {
@@ -254,10 +250,10 @@ mod tests {
     #[test]
     fn every_driver_is_found_by_each_of_its_names_and_by_no_other() {
         let mut names = Vec::new();
-        for listed in DRIVERS {
-            assert_eq!(listed.key, format!("drivers.{}", listed.name()));
-            for name in listed.names {
-                assert!(Listed::named(name) == Some(*listed), "{name}");
+        for entry in DRIVERS {
+            assert_eq!(entry.key, format!("drivers.{}", entry.name()));
+            for name in entry.names {
+                assert!(DriverEntry::named(name) == Some(*entry), "{name}");
                 names.push(name);
             }
         }
@@ -265,6 +261,6 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), count, "two drivers have one name");
-        assert!(Listed::named("docker").is_none());
+        assert!(DriverEntry::named("docker").is_none());
     }
 }

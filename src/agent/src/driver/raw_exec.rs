@@ -10,9 +10,11 @@ use tokio::sync::Semaphore;
 
 use super::{Driver, Recovered, Room, Run, Running, TaskContext};
 use crate::{
-    executor::RunSpec,
-    executor::client::{Executor, Found},
-    executor::process::parse_signal,
+    executor::{
+        RunSpec,
+        client::{Executor, Found},
+        process::parse_signal,
+    },
     task::run::{Fault, Outcome, StartError},
 };
 
@@ -187,7 +189,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        allocation::spec::AllocationSpec, allocation::state::StateDirectory, driver::Drivers,
+        allocation::{spec::AllocationSpec, state::StateDirectory},
+        driver::Drivers,
         testing,
     };
 

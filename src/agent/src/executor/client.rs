@@ -24,8 +24,10 @@ use super::{
     survivors::find_executor,
 };
 use crate::{
-    machine::beneath::{Folder, read_tail},
-    machine::files,
+    machine::{
+        beneath::{Folder, read_tail},
+        files,
+    },
     task::run::{ExitResult, Fault, Outcome},
     time::later,
 };

@@ -16,7 +16,10 @@ use rustix::{
 };
 
 use super::{EXECUTOR_FILE, ExecutorIdentity};
-use crate::{allocation::state::ALLOCATIONS, machine::boot::read_boot_id, machine::files};
+use crate::{
+    allocation::state::ALLOCATIONS,
+    machine::{boot::read_boot_id, files},
+};
 
 /// Between two looks for processes that are being killed.
 pub(super) const KILL_PAUSE: Duration = Duration::from_millis(10);

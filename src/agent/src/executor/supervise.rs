@@ -30,9 +30,7 @@ use super::{
     process::{self, KILL_PAUSE, KILL_ROUNDS_MAX},
 };
 use crate::{
-    machine::beneath::is_spoiled,
-    machine::files,
-    machine::users::find_user,
+    machine::{beneath::is_spoiled, files, users::find_user},
     task::run::{ExitResult, Fault, Outcome, code_of_signal},
     time::{later, wall_ms},
 };

@@ -7,8 +7,8 @@ use futures_util::future::BoxFuture;
 use tokio::net::TcpListener;
 
 use crate::{
-    node::local::LocalNode, node::shell::Shared, session::connection::Servers,
-    session::meta::NodeMeta,
+    node::{local::LocalNode, shell::Shared},
+    session::{connection::Servers, meta::NodeMeta},
 };
 
 /// Serves an agent's HTTP until it is dropped.

@@ -9,15 +9,15 @@ use std::{
 };
 
 use crate::{
-    allocation::collected::Collected,
-    allocation::runner::AllocationRunner,
-    allocation::spec,
-    allocation::spec::AllocationSpec,
-    allocation::state::Loaded,
+    allocation::{
+        collected::Collected,
+        runner::AllocationRunner,
+        spec::{self, AllocationSpec},
+        state::Loaded,
+    },
     executor::survivors::{Survivors, kill_allocation, survivors},
     node::shell::{Order, Ordered, Origin, Shared, Shell, View, Wish, view_of},
-    session::heartbeat::Node,
-    session::status::not_running,
+    session::{heartbeat::Node, status::not_running},
 };
 use fsm::AllocationId;
 use ground::{

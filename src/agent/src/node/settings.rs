@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration}
 use fsm::node::InstanceProof;
 
 use crate::{
-    driver::{Listed, driver_keys},
+    driver::{DriverEntry, driver_keys},
     session::{
         connection::AddressError,
         readiness::{ReadinessSettings, ScriptedProbe},
@@ -132,7 +132,7 @@ impl AgentSettings {
             return Err(SettingsError::PortRange(self.dynamic_port_min, self.dynamic_port_max));
         }
         for driver in &self.drivers {
-            if Listed::named(driver).is_none() {
+            if DriverEntry::named(driver).is_none() {
                 return Err(SettingsError::UnknownDriver { name: driver.clone() });
             }
         }

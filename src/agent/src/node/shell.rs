@@ -23,17 +23,19 @@ use ground::{
 use proto::v1;
 
 use crate::{
-    allocation::runner::AllocationRunner,
-    allocation::spec::AllocationSpec,
-    allocation::state::{AllocationDirectory, StateDirectory, StoredAllocation},
-    driver,
-    driver::{Drivers, Recovered, Run, TaskContext},
+    allocation::{
+        runner::AllocationRunner,
+        spec::AllocationSpec,
+        state::{AllocationDirectory, StateDirectory, StoredAllocation},
+    },
+    driver::{self, Drivers, Recovered, Run, TaskContext},
     executor::process::{kill_leftovers, kill_run},
     machine::shortage::Shortages,
-    session::meta::NodeMeta,
-    session::status::Outbox,
-    task::run::{ExitResult, Fault, Outcome, StartError},
-    task::runner::{Action, Phase},
+    session::{meta::NodeMeta, status::Outbox},
+    task::{
+        run::{ExitResult, Fault, Outcome, StartError},
+        runner::{Action, Phase},
+    },
     time::Clock,
 };
 

@@ -19,19 +19,27 @@ use proto::v1;
 use wire::rpc::words;
 
 use crate::{
-    allocation::runner::{AllocationRunner, GroupPolicy},
-    allocation::spec::{group_policy, present},
-    allocation::state::NodeIdentity,
-    driver::mock::Script,
-    driver::{Drivers, Listed, mock},
+    allocation::{
+        runner::{AllocationRunner, GroupPolicy},
+        spec::{group_policy, present},
+        state::NodeIdentity,
+    },
+    driver::{
+        DriverEntry, Drivers,
+        mock::{self, Script},
+    },
     node::settings::AgentSettings,
-    session::connection::{Connection, Servers},
-    session::heartbeat::Node,
-    session::meta::NodeMeta,
-    session::readiness::{Checks, ReadinessProbe, ScriptedProbe},
-    session::status::{Outbox, not_running},
-    task::run::{ExitResult, StartError},
-    task::runner::Action,
+    session::{
+        connection::{Connection, Servers},
+        heartbeat::Node,
+        meta::NodeMeta,
+        readiness::{Checks, ReadinessProbe, ScriptedProbe},
+        status::{Outbox, not_running},
+    },
+    task::{
+        run::{ExitResult, StartError},
+        runner::Action,
+    },
     time::{Clock, Moment},
 };
 
@@ -176,7 +184,7 @@ impl Groups {
 }
 
 fn script(task: &v1::Task) -> Result<Script, String> {
-    if Listed::named(&task.driver).is_none_or(|listed| listed.name() != mock::NAME) {
+    if DriverEntry::named(&task.driver).is_none_or(|entry| entry.name() != mock::NAME) {
         return Err(format!("driver `{}` is not offered by this node", task.driver));
     }
     Script::parse(&task.config_json).map_err(|error| error.message)

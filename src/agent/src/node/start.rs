@@ -13,7 +13,7 @@ use proto::v1;
 use super::{fingerprint::Fingerprint, local::LocalNode, settings::AgentSettings, shell::Shared};
 use crate::{
     allocation::state::{NodeIdentity, StateDirectory},
-    driver::{Drivers, Listed},
+    driver::{DriverEntry, Drivers},
     executor,
     machine::{address::with_port, shortage::Shortages},
     session::{
@@ -129,7 +129,7 @@ pub(crate) fn registration(
     settings: &AgentSettings,
     identity: &NodeIdentity,
     boot_id: [u8; 16],
-    drivers: &[Listed],
+    drivers: &[DriverEntry],
 ) -> v1::RegisterRequest {
     let reserved = &settings.reserved;
     v1::RegisterRequest {
@@ -146,7 +146,7 @@ pub(crate) fn registration(
             disk_mb: reserved.disk_mb,
             ports: reserved.ports.iter().copied().map(u32::from).collect(),
         }),
-        drivers: drivers.iter().map(registered).collect(),
+        drivers: drivers.iter().map(driver_message).collect(),
         version: ground::version::QUORATE.to_owned(),
         allocations_max: settings.allocations_max,
         instance_id: settings.instance.map(|own| own.id.0.to_vec().into()).unwrap_or_default(),
@@ -156,8 +156,8 @@ pub(crate) fn registration(
 }
 
 /// A driver as the servers see it. Its attributes also become attributes of the node.
-fn registered(listed: &Listed) -> (String, v1::Driver) {
-    let (name, found) = (listed.name(), listed.look());
+fn driver_message(entry: &DriverEntry) -> (String, v1::Driver) {
+    let (name, found) = (entry.name(), entry.look());
     let own = found.detected.then(|| (format!("driver.{name}"), "1".to_owned()));
     let more = found.attributes.into_iter();
     let more = more.map(|(key, value)| (format!("driver.{name}.{key}"), value));

@@ -26,10 +26,12 @@ use wire::rpc::{method, words};
 
 use crate::{
     machine::shortage::Shortages,
-    session::connection::{Backoff, Connection, is_about_server},
-    session::meta::NodeMeta,
-    session::readiness::{AfterTask, CheckTimer, Checked, Checks},
-    session::status::{Ends, Outbox, Registered, current},
+    session::{
+        connection::{Backoff, Connection, is_about_server},
+        meta::NodeMeta,
+        readiness::{AfterTask, CheckTimer, Checked, Checks},
+        status::{Ends, Outbox, Registered, current},
+    },
     time::{Clock, later},
 };
 

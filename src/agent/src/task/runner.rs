@@ -13,8 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::run::{ExitResult, Fault, StartError};
 use crate::{
-    task::restart::{Decision, Ending, RestartPolicy, RestartTracker},
-    task::run_limit::RUN_TIME_OVER,
+    task::{
+        restart::{Decision, Ending, RestartPolicy, RestartTracker},
+        run_limit::RUN_TIME_OVER,
+    },
     time::Moment,
 };
 

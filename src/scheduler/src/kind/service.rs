@@ -10,16 +10,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use fsm::{Allocation, AllocationId, JobSpec, Metrics, Plan, TaskGroup, Text, Trigger};
 
 use crate::{
-    kind::draft::Draft,
-    kind::evaluate,
+    kind::{draft::Draft, evaluate},
     pass::VersionId,
-    place::candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
-    place::older::{Older, stack_groups},
-    place::stack::Stack,
-    reconcile::changes::{Changes, PlaceWish, Reason},
-    reconcile::rollout::Rollout,
-    reconcile::update::Differences,
-    reconcile::{changes, reschedule},
+    place::{
+        candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
+        older::{OlderGroups, stack_groups},
+        stack::Stack,
+    },
+    reconcile::{
+        changes::{self, Changes, PlaceWish, Reason},
+        reschedule,
+        rollout::Rollout,
+        update::Differences,
+    },
 };
 
 /// How many destructive updates of a group may find no room in one pass. The remaining old
@@ -101,8 +104,8 @@ fn older_versions(
     version: VersionId,
     spec: &JobSpec,
     changes: &[Changes<'_>],
-) -> Older {
-    let mut older = Older::new();
+) -> OlderGroups {
+    let mut older = OlderGroups::new();
     for (number, (group, own)) in spec.groups.iter().zip(changes).enumerate() {
         if rollout.strategy(group).is_none() {
             continue;
@@ -126,7 +129,7 @@ struct Work<'a> {
     draft: Draft<'a>,
     spec: &'a JobSpec,
     rollout: Rollout<'a>,
-    older: Older,
+    older: OlderGroups,
     /// `None`: the pass neither places nor updates anything, so that no stack is built.
     stack: Option<Stack<'a>>,
     /// Stack groups in which an instance found no room. An older version of a group has a number of

@@ -19,17 +19,18 @@ use fsm::{Allocation, ClientStatus, JobKind, JobSpec, JobVersion, Node, NodeId, 
 
 use self::steps::{Step, older_versions};
 use crate::{
-    kind::draft::Draft,
-    kind::evaluate,
-    kind::service::Texts,
+    kind::{draft::Draft, evaluate, service::Texts},
     pass::VersionId,
-    place::candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
-    place::older::{Older, stack_groups},
-    place::stack::{Obstacle, Stack},
-    reconcile::changes,
-    reconcile::changes::{PlaceWish, Reason},
-    reconcile::rollout::Rollout,
-    reconcile::update::Differences,
+    place::{
+        candidates::{Memory, holds_what_it_runs, in_pool, matches_datacenter},
+        older::{OlderGroups, stack_groups},
+        stack::{Obstacle, Stack},
+    },
+    reconcile::{
+        changes::{self, PlaceWish, Reason},
+        rollout::Rollout,
+        update::Differences,
+    },
 };
 
 /// Plans the changes that bring each node to one instance of each group.
@@ -121,7 +122,7 @@ struct Work<'a> {
     rollout: Rollout<'a>,
     /// The last stable version of the job, if that has the same kind.
     stable: Option<Arc<JobVersion>>,
-    older: Older,
+    older: OlderGroups,
     stack: Stack<'a>,
     /// Nodes without room for an instance of some group.
     exhausted: BTreeSet<NodeId>,

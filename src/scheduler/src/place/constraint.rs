@@ -8,7 +8,10 @@ use std::{borrow::Cow, cell::RefCell, cmp::Ordering, collections::BTreeMap};
 
 use fsm::{Node, Text, job::Constraint};
 
-use crate::{place::pattern, place::pattern::Budget, place::version::Requirement};
+use crate::place::{
+    pattern::{self, Budget},
+    version::Requirement,
+};
 
 /// The names that `${…}` may use for a property of a node, besides `attr.NAME` and `meta.NAME`.
 pub const NODE_TARGETS: [&str; 5] =

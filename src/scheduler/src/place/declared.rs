@@ -3,9 +3,9 @@
 
 use fsm::{JobSpec, Node, NodeId, TaskGroup, Text, node::NodeDescription};
 
-use crate::{
-    place::constraint::{Condition, Distinct},
-    place::feasible::{Feasibility, group_constraints},
+use crate::place::{
+    constraint::{Condition, Distinct},
+    feasible::{Feasibility, group_constraints},
 };
 
 /// The checks of one job for nodes that do not exist yet.

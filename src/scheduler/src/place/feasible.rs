@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use fsm::{ClassId, JobSpec, Node, TaskGroup, Text, job::Constraint};
 
-use crate::{place::constraint::Condition, place::pattern::Budget};
+use crate::place::{constraint::Condition, pattern::Budget};
 
 const MISSING_DRIVERS: &str = "missing drivers";
 

@@ -7,7 +7,7 @@ use crate::{pass::Target, place::constraint::Condition};
 
 /// Groups of the stack beyond those of the job: the number of a group of the job, and an older
 /// version.
-pub(crate) type Older = Vec<(usize, u64)>;
+pub(crate) type OlderGroups = Vec<(usize, u64)>;
 
 /// A group of the job in an older version. Its instances heed what the current version of the job
 /// asks of all groups, and also what the older version did.
@@ -23,7 +23,11 @@ pub(crate) struct StackGroup {
 
 /// The groups of the stack for these older versions. A group that its version lacks is taken as it
 /// is now.
-pub(crate) fn stack_groups(target: &Target<'_>, state: &State, older: &Older) -> Vec<StackGroup> {
+pub(crate) fn stack_groups(
+    target: &Target<'_>,
+    state: &State,
+    older: &OlderGroups,
+) -> Vec<StackGroup> {
     let Some((job, spec)) = target.job.zip(target.spec) else { return Vec::new() };
     let group_of = |(base, version): &(usize, u64)| {
         let old = state.job_spec(&job.key, job.create_index, *version).map(|old| &**old);

@@ -23,9 +23,9 @@ use fsm::{
     resources::Dimension,
 };
 
-use crate::{
-    place::candidates::{Ask, Candidates},
-    place::rank::real,
+use crate::place::{
+    candidates::{Ask, Candidates},
+    rank::real,
 };
 
 /// Added to the distance for each evicted allocation above its group's `max_parallel` (Nomad's

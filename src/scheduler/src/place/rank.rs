@@ -3,7 +3,7 @@
 
 use fsm::{Node, job::Affinity, resources::Resources, settings::Algorithm};
 
-use crate::{place::constraint::Condition, place::pattern::Budget};
+use crate::place::{constraint::Condition, pattern::Budget};
 
 /// Highest raw value of the fitness formulas below (Nomad's `binPackingMaxFitScore`).
 const FITNESS_MAX: f64 = 18.0;

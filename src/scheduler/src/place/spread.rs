@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{Node, Text, job::Spread};
 
-use crate::{place::constraint::Target, place::rank::real};
+use crate::place::{constraint::Target, rank::real};
 
 const UNSEEN: u32 = u32::MAX;
 const MISSING: u32 = u32::MAX - 1;

@@ -23,15 +23,17 @@ use fsm::{
 
 use crate::{
     pass::Pass,
-    place::candidates::{Ask, Candidates, Memory},
-    place::constraint::{Condition, Distinct},
-    place::feasible::{ClassSummary, Feasibility, group_constraints},
-    place::idle::{IdleOrder, Verdict},
-    place::older::StackGroup,
-    place::preempt::Preemptor,
-    place::rank::{Affinities, Component, Score, anti_affinity, fitness},
-    place::spread::{SpreadCounts, ValueCounts},
-    place::tally::{Field, Scored, Tally},
+    place::{
+        candidates::{Ask, Candidates, Memory},
+        constraint::{Condition, Distinct},
+        feasible::{ClassSummary, Feasibility, group_constraints},
+        idle::{IdleOrder, Verdict},
+        older::StackGroup,
+        preempt::Preemptor,
+        rank::{Affinities, Component, Score, anti_affinity, fitness},
+        spread::{SpreadCounts, ValueCounts},
+        tally::{Field, Scored, Tally},
+    },
 };
 
 /// How many nodes with a score of 0 or less are put aside in one choice. They are used only if too

@@ -7,9 +7,9 @@ use fsm::{
     Metrics, Node, Text, evaluation::NodeScore, limits::NODE_SCORES_MAX, resources::Dimension,
 };
 
-use crate::{
-    place::candidates::Candidates,
-    place::rank::{Score, millionths},
+use crate::place::{
+    candidates::Candidates,
+    rank::{Score, millionths},
 };
 
 /// The metrics reason for nodes that are no candidates because their machine reports a shortage.

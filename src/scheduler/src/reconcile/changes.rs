@@ -16,8 +16,11 @@ use fsm::{
 };
 
 use crate::{
-    pass::Pass, pass::VersionId, reconcile::reschedule, reconcile::reschedule::When,
-    reconcile::rollout::Rollout,
+    pass::{Pass, VersionId},
+    reconcile::{
+        reschedule::{self, When},
+        rollout::Rollout,
+    },
 };
 
 /// Why an allocation ends.

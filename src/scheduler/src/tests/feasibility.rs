@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use fsm::{ClassId, JobKind, Node, NodeId, Plan, Trigger, job::Constraint};
 
 use super::{Cluster, cluster::PlanExt, id, job, node};
-use crate::{place::constraint::Condition, place::pattern::Budget};
+use crate::place::{constraint::Condition, pattern::Budget};
 
 fn constraint(left: &str, operand: &str, right: &str) -> Constraint {
     Constraint { left: left.into(), operand: operand.into(), right: right.into() }

@@ -7,7 +7,7 @@ use chance::Dice;
 use fsm::{Node, job::Constraint};
 
 use super::node;
-use crate::{place::constraint::Condition, place::pattern::Budget};
+use crate::place::{constraint::Condition, pattern::Budget};
 
 const ROUNDS: u64 = 500;
 

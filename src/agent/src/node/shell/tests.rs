@@ -12,8 +12,7 @@ use std::{
 use super::*;
 use crate::{
     driver::Drivers,
-    executor::process::stat,
-    executor::{EXECUTOR_FILE, ExecutorIdentity, claim},
+    executor::{EXECUTOR_FILE, ExecutorIdentity, claim, process::stat},
     machine::files,
     testing,
 };

@@ -11,8 +11,10 @@ use fsm::{
 
 use super::{Seat, Standing, Work};
 use crate::{
-    kind::evaluate, pass::VersionId, place::older::Older, place::stack::Obstacle,
-    reconcile::changes::Reason, reconcile::rollout::Rollout, reconcile::update::differ,
+    kind::evaluate,
+    pass::VersionId,
+    place::{older::OlderGroups, stack::Obstacle},
+    reconcile::{changes::Reason, rollout::Rollout, update::differ},
 };
 
 /// Minimum time between two steps back to the stable version, ms. Instances of the stable version
@@ -27,8 +29,8 @@ pub(super) fn older_versions(
     spec: &JobSpec,
     allocations: &[&Allocation],
     stable: Option<&JobVersion>,
-) -> Older {
-    let mut older = Older::new();
+) -> OlderGroups {
+    let mut older = OlderGroups::new();
     for (number, group) in spec.groups.iter().enumerate() {
         if rollout.strategy(group).is_none() {
             continue;
