@@ -173,7 +173,7 @@ fn is_text_ending(ending: &str) -> bool {
 }
 
 fn is_test_file(path: &str) -> bool {
-    let in_folder = path.split('/').any(|folder| folder == "tests");
+    let in_folder = path.split('/').any(|folder| matches!(folder, "tests" | "testing"));
     in_folder || path.ends_with("tests.rs") || path.ends_with("testing.rs")
 }
 

@@ -44,6 +44,7 @@ pub mod settings;
 pub mod state;
 pub mod table;
 mod tables;
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod upkeep;
 

@@ -1,18 +1,15 @@
 //! Fixtures for the tests of this package.
 
-use std::{collections::BTreeMap, sync::Arc};
-
 use fsm::{
-    Allocation, AllocationId, ClientStatus, DesiredStatus, Evaluation, EvaluationId,
-    EvaluationStatus, Index, Job, JobKey, JobKind, JobSpec, JobStatus, JobVersion, Liveness, Node,
-    NodeId, State, TaskGroup, Trigger,
-    allocation::DesiredTransition,
-    id::ClassId,
-    job::{MigrateStrategy, RestartPolicy},
+    Allocation, AllocationId, Evaluation, EvaluationId, EvaluationStatus, Index, JobKey, JobKind,
+    JobSpec, JobStatus, Node, NodeId, State, Trigger, id::ClassId, node::NodeDescription,
     resources::Resources,
 };
 
 use crate::golden::Arguments;
+
+/// The group of the jobs made by [`job`].
+const GROUP: &str = "group";
 
 /// An id that shows a short name: its bytes, padded with zeros.
 pub(crate) fn named(name: &str) -> [u8; 16] {
@@ -86,13 +83,7 @@ pub(crate) fn parse_evaluation(line: &Arguments<'_>) -> Evaluation {
 
 /// A ready node, incarnation 1.
 pub(crate) fn node(name: &str) -> Node {
-    Node {
-        liveness: Liveness::Ready,
-        class: ClassId::default(),
-        create_index: 1,
-        modify_index: 1,
-        ..Node::new(NodeId(named(name)), Arc::default())
-    }
+    fsm::testing::ready_node(NodeId(named(name)), NodeDescription::default())
 }
 
 /// A state that has these nodes.
@@ -107,83 +98,18 @@ pub(crate) fn state_of_nodes(nodes: impl IntoIterator<Item = Node>) -> State {
 
 /// Puts a job with one group `group`, create index 1, version 0, into a state.
 pub(crate) fn job(state: &mut State, name: &str, kind: JobKind, count: u32, max_parallel: u32) {
-    let key = job_key(name);
-    let restart = RestartPolicy { attempts: 0, interval_ms: 0, delay_ms: 0, fail: true };
-    let group = TaskGroup {
-        name: "group".into(),
-        count,
-        constraints: Vec::new(),
-        affinities: Vec::new(),
-        spreads: Vec::new(),
-        tasks: Vec::new(),
-        meta: BTreeMap::new(),
-        restart,
-        reschedule: None,
-        update: None,
-        migrate: MigrateStrategy {
-            max_parallel,
-            healthy_ms_min: 10_000,
-            healthy_deadline_ms: 300_000,
-        },
-        network: None,
-        disk_mb: 0,
-        shutdown_delay_ms: 0,
-        services_json: "".into(),
-        max_run_ms: 0,
-        scaling: None,
-    };
-    let spec = JobSpec {
-        key: key.clone(),
-        name: key.id.clone(),
-        region: "global".into(),
-        kind,
-        priority: 50,
-        all_at_once: false,
-        datacenters: vec!["*".into()],
-        node_pool: "default".into(),
-        constraints: Vec::new(),
-        affinities: Vec::new(),
-        spreads: Vec::new(),
-        groups: vec![group],
-        meta: BTreeMap::new(),
-        update: fsm::job::JobUpdate::default(),
-        parameterized: None,
-        periodic: None,
-        dispatch: None,
-    };
-    let job = Job {
-        key,
-        kind,
-        priority: 50,
-        version: 0,
-        stop: false,
-        status: JobStatus::Running,
-        parameterized: false,
-        periodic: None,
-        token: "".into(),
-        waiting: None,
-        create_index: 1,
-        modify_index: 1,
-        job_modify_index: 1,
-        last_plan_index: 0,
-        submitted_at: 0,
-        queued: BTreeMap::new(),
-    };
-    let version = JobVersion {
-        stop: false,
-        tag: None,
-        spec: Arc::new(spec),
-        version: 0,
-        stable: false,
-        status: fsm::JobStatus::Pending,
-        create_index: 1,
-        job_modify_index: 1,
-        modify_index: 1,
-        submitted_at: 0,
-        submission: None,
-    };
-    fsm::testing::put(state, &job);
-    fsm::testing::put(state, &version);
+    let mut spec = fsm::testing::job(name, kind, count);
+    spec.key = job_key(name);
+    let group = &mut spec.groups[0];
+    group.name = GROUP.into();
+    group.tasks.clear();
+    group.disk_mb = 0;
+    group.restart.attempts = 0;
+    group.migrate.max_parallel = max_parallel;
+    let mut row = fsm::testing::job_at(&spec, 1);
+    row.status = JobStatus::Running;
+    fsm::testing::put(state, &row);
+    fsm::testing::put(state, &fsm::testing::version_of(&row, spec));
 }
 
 /// Puts such a job, an instance of which takes so much disk, with a spec that `change` has made.
@@ -203,46 +129,25 @@ pub(crate) fn job_that_asks(
     spec.node_pool = "all".into();
     spec.groups[0].disk_mb = disk_mb;
     change(&mut spec);
-    version.spec = Arc::new(spec);
+    version.spec = spec.into();
     fsm::testing::put(state, &version);
 }
 
-/// A running allocation of a job made by [`job`].
+/// A running allocation of a job made by [`job`], which takes nothing.
 pub(crate) fn allocation(name: &str, job: &str, node: &str) -> Allocation {
+    let mut spec = fsm::testing::job(job, JobKind::Service, 1);
+    spec.key = job_key(job);
+    let group = fsm::testing::group(GROUP, 1);
+    let row = fsm::testing::job_at(&spec, 1);
     Allocation {
-        id: AllocationId(named(name)),
-        job: job_key(job),
-        job_create_index: 1,
-        job_version: 0,
-        group: "group".into(),
-        name_index: 0,
-        per_node: false,
-        node: NodeId(named(node)),
-        evaluation: EvaluationId::default(),
         resources: Resources::default(),
-        ports: Vec::new(),
-        desired: DesiredStatus::Run,
-        desired_description: "".into(),
-        transition: DesiredTransition::default(),
-        client: ClientStatus::Running,
-        client_description: "".into(),
-        client_at: 0,
-        client_sequence: 0,
-        tasks: Arc::default(),
-        previous: None,
-        next: None,
-        preempted: Vec::new(),
-        preempted_by: None,
-        follow_up: None,
-        reschedules: Vec::new(),
-        deployment: None,
-        canary_of: None,
-        metrics: None,
-        create_index: 1,
-        modify_index: 1,
-        server_modify_index: 1,
-        created_at: 0,
-        modified_at: 0,
+        ..fsm::testing::allocation_at(
+            AllocationId(named(name)),
+            &row,
+            &group,
+            NodeId(named(node)),
+            1,
+        )
     }
 }
 

@@ -4,18 +4,12 @@
 use std::{cell::RefCell, collections::BTreeMap, sync::Arc};
 
 use fsm::{
-    Allocation, AllocationId, ClassId, ClientStatus, Command, Deployment, DeploymentStatus,
-    Evaluation, EvaluationId, EvaluationStatus, Job, JobKey, JobKind, JobSpec, JobStatus,
-    JobVersion, Liveness, Node, NodeId, Placement, Plan, Proposal, Reply, State, TaskGroup, TimeMs,
-    Trigger,
-    allocation::{DesiredStatus, DesiredTransition},
+    Allocation, AllocationId, ClientStatus, Command, Deployment, DeploymentStatus, Evaluation,
+    EvaluationId, EvaluationStatus, Job, JobKey, JobKind, JobSpec, JobVersion, Node, NodeId,
+    Placement, Plan, Proposal, Reply, State, TaskGroup, TimeMs, Trigger,
     deployment::SetAllocationHealth,
-    job::{
-        DelayFunction, LogConfig, MigrateStrategy, ReschedulePolicy, RestartPolicy, Task,
-        TaskResources, UpdateStrategy,
-    },
-    node::{Driver, NodeDescription, NodeResources},
-    resources::{Dimension, Port, Resources},
+    job::{DelayFunction, ReschedulePolicy, UpdateStrategy},
+    resources::{Dimension, Port},
     table::ChangeSet,
 };
 
@@ -30,54 +24,16 @@ pub(crate) fn id(number: u64) -> [u8; 16] {
 
 /// A ready node of 4000 MHz, 8192 MiB, with drivers `mock` and `raw_exec`.
 pub(crate) fn node(number: u64) -> Node {
-    let driver = Driver { detected: true, healthy: true, ..Driver::default() };
-    let all = Resources { cpu_mhz: 4000, memory_mb: 8192, disk_mb: 100_000 };
-    let description = Arc::new(NodeDescription {
-        name: format!("node-{number}").into(),
-        datacenter: "dc1".into(),
-        class: "".into(),
-        pool: "default".into(),
-        attributes: BTreeMap::from([("kernel.name".into(), "linux".into())]),
-        resources: NodeResources {
-            total: all,
-            dynamic_port_min: 20_000,
-            dynamic_port_max: 32_000,
-            ..NodeResources::default()
-        },
-        drivers: BTreeMap::from([("mock".into(), driver.clone()), ("raw_exec".into(), driver)]),
-        ..NodeDescription::default()
-    });
-    Node {
-        class: ClassId([0; 16]),
-        liveness: Liveness::Ready,
-        create_index: 1,
-        modify_index: 1,
-        ..Node::new(NodeId(id(number)), description)
-    }
+    let mut description = fsm::testing::description(&format!("node-{number}"));
+    description.attributes = BTreeMap::from([("kernel.name".into(), "linux".into())]);
+    let driver = description.drivers.values().next().expect("it has a driver").clone();
+    description.drivers.insert("raw_exec".into(), driver);
+    description.resources.reserved_ports.clear();
+    fsm::testing::ready_node(NodeId(id(number)), description)
 }
 
 /// A job `job` with one group `web` of ten instances of 500 MHz, 256 MiB.
 pub(crate) fn job(kind: JobKind) -> JobSpec {
-    let restart = RestartPolicy { attempts: 2, interval_ms: 1, delay_ms: 1, fail: true };
-    let task = Task {
-        name: "web".into(),
-        driver: "mock".into(),
-        user: "".into(),
-        config_json: "{}".into(),
-        env: BTreeMap::new(),
-        meta: BTreeMap::new(),
-        constraints: Vec::new(),
-        affinities: Vec::new(),
-        resources: TaskResources { cpu_mhz: 500, memory_mb: 256, memory_mb_max: 0 },
-        kill_timeout_ms: 5_000,
-        kill_signal: "SIGINT".into(),
-        identity_json: "".into(),
-        dispatch_payload: "".into(),
-        leader: false,
-        shutdown_delay_ms: 0,
-        restart,
-        logs: LogConfig { files_max: 10, file_mb_max: 10, disabled: false },
-    };
     let service = ReschedulePolicy {
         attempts: 0,
         interval_ms: 0,
@@ -94,51 +50,16 @@ pub(crate) fn job(kind: JobKind) -> JobSpec {
         delay_ms_max: 0,
         unlimited: false,
     };
-    JobSpec {
-        key: JobKey::new("default", "job"),
-        name: "job".into(),
-        region: "global".into(),
-        kind,
-        priority: 50,
-        all_at_once: false,
-        datacenters: vec!["*".into()],
-        node_pool: "default".into(),
-        constraints: Vec::new(),
-        affinities: Vec::new(),
-        spreads: Vec::new(),
-        groups: vec![TaskGroup {
-            name: "web".into(),
-            count: if kind.is_per_node() { 1 } else { 10 },
-            constraints: Vec::new(),
-            affinities: Vec::new(),
-            spreads: Vec::new(),
-            tasks: vec![task],
-            meta: BTreeMap::new(),
-            restart,
-            reschedule: match kind {
-                JobKind::Service => Some(service),
-                JobKind::Batch => Some(batch),
-                JobKind::System | JobKind::Sysbatch => None,
-            },
-            update: None,
-            migrate: MigrateStrategy {
-                max_parallel: 1,
-                healthy_ms_min: 10_000,
-                healthy_deadline_ms: 300_000,
-            },
-            network: None,
-            disk_mb: 150,
-            shutdown_delay_ms: 0,
-            services_json: "".into(),
-            max_run_ms: 0,
-            scaling: None,
-        }],
-        meta: BTreeMap::new(),
-        update: fsm::job::JobUpdate::default(),
-        parameterized: None,
-        periodic: None,
-        dispatch: None,
-    }
+    let mut spec = fsm::testing::job("job", kind, if kind.is_per_node() { 1 } else { 10 });
+    let group = &mut spec.groups[0];
+    group.disk_mb = 150;
+    group.tasks[0].name = "web".into();
+    group.reschedule = match kind {
+        JobKind::Service => Some(service),
+        JobKind::Batch => Some(batch),
+        JobKind::System | JobKind::Sysbatch => None,
+    };
+    spec
 }
 
 /// An update block of Nomad's defaults with another `max_parallel`.
@@ -198,40 +119,13 @@ impl Cluster {
         let old = self.state.jobs().get(&spec.key).cloned();
         let version = old.as_ref().map_or(0, |job| job.version + 1);
         let create_index = old.as_ref().map_or(index, |job| job.create_index);
-        fsm::testing::put(
-            &mut self.state,
-            &JobVersion {
-                stop: false,
-                tag: None,
-                spec: Arc::new(spec.clone()),
-                version,
-                stable: false,
-                status: fsm::JobStatus::Pending,
-                create_index,
-                job_modify_index: index,
-                modify_index: index,
-                submitted_at: self.now,
-                submission: None,
-            },
-        );
         let row = Job {
-            key: spec.key.clone(),
-            kind: spec.kind,
-            priority: spec.priority,
             version,
-            stop: false,
-            status: JobStatus::Pending,
-            parameterized: spec.parameterized.is_some(),
-            periodic: None,
-            token: "".into(),
-            waiting: None,
             create_index,
-            modify_index: index,
-            job_modify_index: index,
-            last_plan_index: 0,
             submitted_at: self.now,
-            queued: BTreeMap::new(),
+            ..fsm::testing::job_at(spec, index)
         };
+        fsm::testing::put(&mut self.state, &fsm::testing::version_of(&row, spec.clone()));
         fsm::testing::put(&mut self.state, &row);
         self.end_deployments(&spec.key);
         self.state.rebuild_derived();
@@ -277,41 +171,11 @@ impl Cluster {
         let row = self.state.jobs().get(&spec.key).unwrap().clone();
         self.allocations += 1;
         let id = AllocationId(id(1_000_000 + self.allocations));
-        let group = &spec.groups[0];
+        let node = NodeId(self::id(on));
+        let index = self.state.index();
         Allocation {
-            id,
-            job: spec.key.clone(),
-            job_create_index: row.create_index,
-            job_version: row.version,
-            group: group.name.clone(),
             name_index,
-            per_node: spec.kind.is_per_node(),
-            node: NodeId(self::id(on)),
-            evaluation: EvaluationId::default(),
-            resources: Resources::of_group(group),
-            ports: Vec::new(),
-            desired: DesiredStatus::Run,
-            desired_description: "".into(),
-            transition: DesiredTransition::default(),
-            client: ClientStatus::Running,
-            client_description: "".into(),
-            client_at: 0,
-            client_sequence: 0,
-            tasks: Arc::default(),
-            previous: None,
-            next: None,
-            preempted: Vec::new(),
-            preempted_by: None,
-            follow_up: None,
-            reschedules: Vec::new(),
-            deployment: None,
-            canary_of: None,
-            metrics: None,
-            create_index: self.state.index(),
-            modify_index: self.state.index(),
-            server_modify_index: self.state.index(),
-            created_at: 0,
-            modified_at: 0,
+            ..fsm::testing::allocation_at(id, &row, &spec.groups[0], node, index)
         }
     }
 
