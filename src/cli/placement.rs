@@ -1,8 +1,10 @@
-//! Why something could not be placed, in words.
-//!
-//! Owns the translation of an allocation's metrics; must never judge: it repeats what the scheduler
-//! counted.
+//! Why something could not be placed: what an answer of the API counts, in the words of
+//! [`scheduler::explain`].
 
+use std::collections::BTreeMap;
+
+use fsm::{Metrics, Text};
+use scheduler::explain;
 use serde_json::Value;
 
 use super::view::Fields;
@@ -11,60 +13,37 @@ use super::view::Fields;
 pub(crate) fn failures(evaluation: &Value, indent: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for (group, metric) in evaluation.entries("FailedTGAllocs") {
-        let count = metric.number("CoalescedFailures") + 1;
-        let noun = if count == 1 { "allocation" } else { "allocations" };
-        lines.push(format!("{indent}Task Group \"{group}\" (failed to place {count} {noun}):"));
+        lines.push(format!("{indent}{}", explain::heading(group, &metrics(metric))));
         lines.extend(reasons(metric).into_iter().map(|reason| format!("{indent}  * {reason}")));
     }
     lines
 }
 
-fn nodes(count: i64) -> String {
-    if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") }
-}
-
 /// One sentence per fact of a metric.
 pub(crate) fn reasons(metric: &Value) -> Vec<String> {
-    let mut reasons = Vec::new();
-    let count = |value: &Value| value.as_i64().unwrap_or_default();
-    if metric.number("NodesEvaluated") == 0 {
-        reasons.push("No nodes were eligible for evaluation".to_owned());
-        for (datacenter, available) in metric.entries("NodesAvailable") {
-            if count(available) == 0 {
-                reasons.push(format!("No nodes are available in datacenter \"{datacenter}\""));
-            }
-        }
-        let pool = metric.text("NodePool");
-        if metric.present("NodesInPool").is_some() && metric.number("NodesInPool") == 0 {
-            reasons.push(match pool {
-                "" => "No nodes are in the node pool of the job".to_owned(),
-                pool => format!("No nodes are in node pool \"{pool}\""),
-            });
-        }
+    explain::reasons(&metrics(metric), metric.text("NodePool"))
+}
+
+/// What an answer counts; a count that is absent is 0.
+fn metrics(metric: &Value) -> Metrics {
+    let number = |value: i64| u32::try_from(value).unwrap_or_default();
+    let count = |name| number(metric.number(name));
+    let counts = |name| -> BTreeMap<Text, u32> {
+        let of = |value: &Value| number(value.as_i64().unwrap_or_default());
+        metric.entries(name).into_iter().map(|(key, value)| (key.into(), of(value))).collect()
+    };
+    Metrics {
+        nodes_evaluated: count("NodesEvaluated"),
+        nodes_in_pool: count("NodesInPool"),
+        nodes_available: counts("NodesAvailable"),
+        nodes_exhausted: count("NodesExhausted"),
+        class_filtered: counts("ClassFiltered"),
+        constraint_filtered: counts("ConstraintFiltered"),
+        class_exhausted: counts("ClassExhausted"),
+        dimension_exhausted: counts("DimensionExhausted"),
+        coalesced_failures: count("CoalescedFailures"),
+        ..Metrics::default()
     }
-    for (class, filtered) in metric.entries("ClassFiltered") {
-        reasons.push(format!("Class \"{class}\": {} excluded by filter", nodes(count(filtered))));
-    }
-    for (constraint, filtered) in metric.entries("ConstraintFiltered") {
-        reasons.push(format!(
-            "Constraint \"{constraint}\": {} excluded by filter",
-            nodes(count(filtered))
-        ));
-    }
-    let exhausted = metric.number("NodesExhausted");
-    if exhausted > 0 {
-        reasons.push(format!("Resources exhausted on {}", nodes(exhausted)));
-    }
-    for (class, number) in metric.entries("ClassExhausted") {
-        reasons.push(format!("Class \"{class}\" exhausted on {}", nodes(count(number))));
-    }
-    for (dimension, number) in metric.entries("DimensionExhausted") {
-        reasons.push(format!("Dimension \"{dimension}\" exhausted on {}", nodes(count(number))));
-    }
-    for limit in metric.items("QuotaExhausted") {
-        reasons.push(format!("Quota limit hit: {}", limit.as_str().unwrap_or("unknown")));
-    }
-    reasons
 }
 
 #[cfg(test)]
@@ -74,9 +53,9 @@ mod tests {
     use super::failures;
 
     #[test]
-    fn metrics_become_sentences() {
+    fn counts_of_an_answer_become_sentences() {
         let evaluation = json!({"FailedTGAllocs": {
-            "db": {"NodesEvaluated": 0, "NodesAvailable": {"dc1": 0, "dc2": 3}},
+            "db": {"NodesEvaluated": 0, "NodesInPool": 3, "NodesAvailable": {"dc1": 0, "dc2": 3}},
             "web": {"NodesEvaluated": 4, "NodesExhausted": 1, "CoalescedFailures": 2,
                 "ConstraintFiltered": {"${attr.kernel.name} = windows": 3},
                 "DimensionExhausted": {"memory": 1}, "ClassFiltered": null},

@@ -25,13 +25,13 @@
 
 #![forbid(unsafe_code)]
 
-mod explain;
 mod kind;
 mod pass;
 mod place;
 mod reconcile;
 
 pub mod check;
+pub mod explain;
 pub mod what_if;
 
 #[cfg(test)]

@@ -1,3 +1,6 @@
-//! Explanations of a plan for users.
+//! Explanations for users: what a plan does, and why instances found no node.
 
 pub(crate) mod annotate;
+mod unplaced;
+
+pub use unplaced::{heading, reasons};
