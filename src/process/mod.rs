@@ -38,8 +38,7 @@ use proto::v1::{
 };
 use raft::storage::{lock::DirectoryLock, shadow, wal};
 use server::{
-    Core, Parts, RaftTiming, Settings,
-    elastic::Providers,
+    Core, Parts, Providers, RaftTiming, Settings,
     grpc::{
         agent::AgentService,
         capacity::{self, CapacityService},

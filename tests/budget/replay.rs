@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use ::server::worker::make_pass;
+use ::server::make_pass;
 use fsm::{
     Command, Effect, EvaluationId, Index, JobKind, NodeId, Plan, Proposal, Reply, State, codec,
     command::{PlanCommand, UpkeepCommand},

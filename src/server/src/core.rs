@@ -2,20 +2,18 @@
 //! processes, so that a simulation runs several of them in one thread.
 
 use std::{
-    path::PathBuf,
     sync::{Arc, PoisonError},
     time::Duration,
 };
 
 use anyhow::Context;
-use fsm::{Index, JobKind};
+use fsm::Index;
 use futures_util::future::Either;
 use ground::{
     clock::Clock,
     disk::{Disk, watched::DiskWatch},
     rt::{self, watch},
 };
-use leader::ServicesConfig;
 use openraft::SnapshotPolicy;
 use raft::{
     Raft, ServerId, WatchReceiver,
@@ -33,76 +31,41 @@ use raft::{
 };
 use wire::{api::WorkerSettings, published::StateCell, rpc::transport::Transport};
 
-use super::{
-    access::{Reads, Writes},
-    bootstrap::Newcomer,
-    digests::Comparison,
-    elastic::{CallTimes, ProviderCalls, Providers},
-    hosts::BootId,
-    housekeeping::Chores,
-    identity::{self, Cluster},
-    leadership::{Ingredients, LeaderServices},
-    leading::Leading,
-    lifecycle::Lifecycle,
-    members::Contact,
-    removal::Leaver,
+use crate::provider::Throttled;
+use crate::{
+    access::{
+        provider_calls::{CallTimes, ProviderCalls},
+        read_rounds,
+        reads::Reads,
+        reports,
+        writes::Writes,
+    },
+    leadership::{
+        leading::Leading,
+        services::{self, Ingredients, LeaderServices},
+    },
+    member::{
+        contact::Contact,
+        identity::{self, Cluster},
+        lifecycle::Lifecycle,
+        majority, peers,
+        settings::Settings,
+        time::{self, ServerTime},
+    },
+    provider::Providers,
     said::Said,
-    server_time::{self, ServerTime},
-    watchdog::Watched,
+    upkeep::{
+        bootstrap::{self, Newcomer},
+        digests::{self, Comparison},
+        housekeeping::{self, Chores},
+        removal::{self, Leaver},
+        watchdog::{self, Watched},
+    },
     worker::{self, Control, WorkerStats, Workplace},
 };
-use crate::provider::Throttled;
 
 /// Time between two checks of whether a leader was heard, after the start.
 const RECOVERING_LOOK: Duration = Duration::from_millis(100);
-
-/// Timing of Raft, ms.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RaftTiming {
-    /// Between heartbeats of a leader.
-    pub heartbeat_ms: u64,
-    /// Shortest election timeout.
-    pub election_ms_min: u64,
-    /// Longest election timeout.
-    pub election_ms_max: u64,
-}
-
-/// The settings of a server core.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Unique in the cluster.
-    pub name: String,
-    pub region: String,
-    pub datacenter: String,
-    pub data_directory: PathBuf,
-    /// Advertised gRPC address.
-    pub rpc_address: String,
-    /// Advertised HTTP address.
-    pub http_address: String,
-    /// Advertised gRPC addresses of all servers that form a new cluster.
-    pub bootstrap_expect: Vec<String>,
-    /// Servers of a running cluster to join.
-    pub join: Vec<String>,
-    /// Whether a server whose data directory went back joins anew by itself.
-    pub rejoin_after_rollback: bool,
-    pub timing: RaftTiming,
-    /// Scheduling workers at the start.
-    pub workers: usize,
-    /// Kinds of jobs that they schedule, in the order of [`JobKind::ALL`].
-    pub kinds: Vec<JobKind>,
-    /// The share of them that works while this server leads others, in thousandths.
-    pub leader_share: u32,
-    /// Configuration of the leader services.
-    pub services: ServicesConfig,
-    /// Log bytes after which a snapshot is written.
-    pub snapshot_log_bytes: u64,
-    /// Log entries that stay behind a snapshot.
-    pub log_entries_kept: u64,
-    /// Free space below which writes are refused.
-    pub free_bytes_min: u64,
-    /// The boot of this server's host; none: it cannot be read.
-    pub boot: Option<BootId>,
-}
 
 /// What a server core is made of: disk, transport and storage, real or simulated.
 #[derive(Clone)]
@@ -127,21 +90,21 @@ pub struct Parts {
 pub struct Core {
     pub settings: Arc<Settings>,
     pub id: ServerId,
-    pub(super) cluster: Arc<Cluster>,
+    pub(crate) cluster: Arc<Cluster>,
     pub raft: Raft,
     /// The published state.
     pub cell: Arc<StateCell>,
     pub contact: Arc<Contact>,
     pub lifecycle: Arc<Lifecycle>,
-    pub(super) leading: Arc<Leading>,
-    pub(super) reads: Reads,
+    pub(crate) leading: Arc<Leading>,
+    pub(crate) reads: Reads,
     pub writes: Writes,
-    pub(super) said: Said,
-    pub(super) reports: super::reports::Reports,
-    pub(super) worker_stats: Arc<WorkerStats>,
-    pub(super) workers: Arc<Control>,
+    pub(crate) said: Said,
+    pub(crate) reports: reports::Reports,
+    pub(crate) worker_stats: Arc<WorkerStats>,
+    pub(crate) workers: Arc<Control>,
     pub shadow: Shadow,
-    pub(super) wal: Wal,
+    pub(crate) wal: Wal,
     /// What opening the log found.
     pub log_recovery: wal::Recovery,
     pub snapshots: SnapshotDirectory,
@@ -149,9 +112,9 @@ pub struct Core {
     hold_apply: watch::Sender<bool>,
     disk: Arc<dyn Disk>,
     /// How often an id of this data directory was retired.
-    pub(super) ids_retired: u64,
+    pub(crate) ids_retired: u64,
     /// Where machines of pools come from.
-    pub(super) providers: Arc<Providers>,
+    pub(crate) providers: Arc<Providers>,
     wal_thread: std::sync::Mutex<Option<WalThread>>,
 }
 
@@ -206,8 +169,8 @@ impl Core {
         let contact = Contact::new(Arc::clone(&settings), id, raft.clone(), parts.transport, known);
         let contact = Arc::new(contact);
         let leading = Arc::new(Leading::default());
-        let (reports, report_queue) = super::reports::channel();
-        let (rounds, read_queue) = super::read_rounds::channel();
+        let (reports, report_queue) = reports::channel();
+        let (rounds, read_queue) = read_rounds::channel();
         let (recovered_sender, recovered) = watch::channel(false);
         let inlets =
             Inlets { recovered: recovered_sender, reports: report_queue, reads: read_queue };
@@ -249,7 +212,7 @@ impl Core {
             settings,
         });
         core.start_tasks(&parts.disk, parts.passes, providers, inlets);
-        super::watchdog::start(Watched {
+        watchdog::start(Watched {
             contact: Arc::clone(&core.contact),
             lifecycle: Arc::clone(&core.lifecycle),
             wal: core.wal.clone(),
@@ -279,15 +242,15 @@ impl Core {
         });
         let of =
             Ingredients { contact: contact(), cell: cell(), leading: leading(), provider_calls };
-        rt::spawn(super::leadership::watch(of, self.stopping()));
+        rt::spawn(services::watch(of, self.stopping()));
         let lifecycle = || Arc::clone(&self.lifecycle);
         rt::spawn(watch_recovery(contact(), lifecycle(), inlets.recovered));
         rt::spawn(contact().keep());
-        rt::spawn(super::peers::run(contact(), cluster(), leading(), self.stopping()));
-        rt::spawn(super::majority::run(contact(), self.stopping()));
-        rt::spawn(server_time::follow(contact(), self.stopping()));
-        rt::spawn(super::reports::run(self.writes.clone(), self.stopping(), inlets.reports));
-        rt::spawn(super::read_rounds::run(contact(), cell(), self.stopping(), inlets.reads));
+        rt::spawn(peers::run(contact(), cluster(), self.stopping()));
+        rt::spawn(majority::run(contact(), self.stopping()));
+        rt::spawn(time::follow(contact(), self.stopping()));
+        rt::spawn(reports::run(self.writes.clone(), self.stopping(), inlets.reports));
+        rt::spawn(read_rounds::run(contact(), cell(), self.stopping(), inlets.reads));
         let chores = Chores {
             contact: contact(),
             leading: leading(),
@@ -295,14 +258,14 @@ impl Core {
             wal: self.wal.clone(),
             snapshots: self.snapshots.clone(),
         };
-        rt::spawn(super::housekeeping::run(chores, self.stopping()));
-        rt::spawn(super::removal::watch(Leaver {
+        rt::spawn(housekeeping::run(chores, self.stopping()));
+        rt::spawn(removal::watch(Leaver {
             contact: contact(),
             cluster: cluster(),
             lifecycle: lifecycle(),
             disk: Arc::clone(disk),
         }));
-        rt::spawn(super::digests::run(Comparison {
+        rt::spawn(digests::run(Comparison {
             contact: contact(),
             cell: cell(),
             leading: leading(),
@@ -330,7 +293,7 @@ impl Core {
 
     /// Returns when this server is part of a cluster, or fails when it must not be.
     pub async fn join_cluster(&self) -> anyhow::Result<()> {
-        super::bootstrap::join_cluster(self.newcomer()).await
+        bootstrap::join_cluster(self.newcomer()).await
     }
 
     /// The Raft service for peers.
@@ -464,8 +427,8 @@ impl Core {
 /// Ends of channels that are handed to tasks.
 struct Inlets {
     recovered: watch::Sender<bool>,
-    reports: super::reports::Queue,
-    reads: super::read_rounds::Queue,
+    reports: reports::Queue,
+    reads: read_rounds::Queue,
 }
 
 /// Refuses a data directory that no server may start from, and empties one whose id is retired.
@@ -473,9 +436,9 @@ struct Inlets {
 fn check_directory(disk: &dyn Disk, settings: &Settings) -> anyhow::Result<u64> {
     let directory = &settings.data_directory;
     disk.create_dir_all(directory)?;
-    super::digests::refuse_diverged(disk, directory)?;
-    super::removal::refuse_removed(disk, directory)?;
-    super::rollback::settle(disk, directory, settings.rejoin_after_rollback)
+    digests::refuse_diverged(disk, directory)?;
+    removal::refuse_removed(disk, directory)?;
+    crate::upkeep::rollback::settle(disk, directory, settings.rejoin_after_rollback)
 }
 
 fn raft_config(settings: &Settings) -> anyhow::Result<openraft::Config> {

@@ -27,9 +27,13 @@ use wire::{
     rpc::{method, words},
 };
 
-use super::{
-    access::read_index, bootstrap, core::Core, digests, gauges::gauges, leadership::LeaderServices,
-    removal, said, services,
+use crate::{
+    access::read_rounds::read_index,
+    core::Core,
+    gauges::gauges,
+    leadership::{services::LeaderServices, worker_calls},
+    said,
+    upkeep::{bootstrap, digests, removal},
 };
 
 /// Time a call to the leader on behalf of an agent may take.
@@ -363,17 +367,17 @@ impl WorkerApi for Core {
         request: Dequeue,
     ) -> BoxFuture<'a, Result<Vec<Lease>, Status>> {
         tracing::trace!(%caller, server = request.server, "a worker asks for leases");
-        async move { services::dequeue(&*self.services_for_workers()?, &request).await }.boxed()
+        async move { worker_calls::dequeue(&*self.services_for_workers()?, &request).await }.boxed()
     }
 
     fn ack(&self, caller: &Caller, lease: LeaseKey) -> Result<(), Status> {
         tracing::trace!(%caller, evaluation = %lease.evaluation, "a worker ends a lease");
-        services::ack(&*self.services_for_workers()?, lease)
+        worker_calls::ack(&*self.services_for_workers()?, lease)
     }
 
     fn nack(&self, caller: &Caller, lease: LeaseKey, why: NackReason) -> Result<(), Status> {
         tracing::trace!(%caller, evaluation = %lease.evaluation, ?why, "a worker gives a lease back");
-        services::nack(&*self.services_for_workers()?, lease, why)
+        worker_calls::nack(&*self.services_for_workers()?, lease, why)
     }
 
     fn submit_plan<'a>(
@@ -386,7 +390,7 @@ impl WorkerApi for Core {
         tracing::trace!(%caller, evaluation = %lease.evaluation, "a worker submits a plan");
         async move {
             let services = self.services_for_workers()?;
-            services::submit_plan(&services, lease, plan, bytes).await
+            worker_calls::submit_plan(&services, lease, plan, bytes).await
         }
         .boxed()
     }

@@ -10,7 +10,7 @@ use ground::version::Build;
 use raft::WatchReceiver;
 use wire::api::Presence;
 
-use super::core::Core;
+use crate::core::Core;
 
 /// Memory of this process that is in use, as the kernel counts it; 0 where it cannot be asked.
 fn resident_bytes() -> u64 {

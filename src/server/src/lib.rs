@@ -1,45 +1,29 @@
 //! The server: Raft, state machine, workers and leader services wired together ([`Core`]), without
 //! sockets or signals: `process` puts those around it.
 
-pub mod access;
-pub mod applier;
-mod bootstrap;
-pub mod core;
-mod digests;
+mod access;
+mod core;
 mod edges;
-pub mod elastic;
 mod gauges;
 pub mod grpc;
-mod hosts;
-mod housekeeping;
-mod identity;
-mod leader_link;
-pub mod leadership;
-mod leading;
-mod lifecycle;
-mod majority;
-mod member_times;
-mod members;
-mod peers;
+mod leadership;
+mod member;
 pub mod provider;
-mod read_rounds;
-mod removal;
-pub mod reports;
-mod requirements;
-mod rollback;
 mod said;
-mod server_time;
-mod services;
-mod watchdog;
-pub mod worker;
+mod upkeep;
+mod worker;
 
 pub use self::{
-    core::{Core, Parts, RaftTiming, Settings},
-    hosts::BootId,
-    leadership::LeaderServices,
-    lifecycle::Lifecycle,
-    members::Contact,
-    server_time::OfClocks,
+    core::{Core, Parts},
+    leadership::services::LeaderServices,
+    member::{
+        contact::Contact,
+        lifecycle::Lifecycle,
+        settings::{BootId, RaftTiming, Settings},
+        time::OfClocks,
+    },
+    provider::Providers,
+    worker::make_pass,
 };
 
 impl Core {

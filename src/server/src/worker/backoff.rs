@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Waits that grow by four up to a cap, reset on success and not raised once capped.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Backoff {
+pub(crate) struct Backoff {
     first: Duration,
     most: Duration,
     failures: u32,
@@ -12,12 +12,12 @@ pub(super) struct Backoff {
 
 impl Backoff {
     /// A backoff that begins at `first` and is capped at `most`.
-    pub(super) const fn new(first: Duration, most: Duration) -> Self {
+    pub(crate) const fn new(first: Duration, most: Duration) -> Self {
         Self { first, most, failures: 0 }
     }
 
     /// The next wait.
-    pub(super) fn next_wait(&mut self) -> Duration {
+    pub(crate) fn next_wait(&mut self) -> Duration {
         let wait = self.first.saturating_mul(4u32.saturating_pow(self.failures));
         if wait >= self.most {
             return self.most;
@@ -27,22 +27,22 @@ impl Backoff {
     }
 
     /// Starts again with the first wait.
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }
 }
 
 /// The backoffs of one worker. What succeeds resets its own and no other.
 #[derive(Debug)]
-pub(super) struct Backoffs {
+pub(crate) struct Backoffs {
     /// After errors of a dequeue: 20, 80, 320, 1280, 5120, 10 000 ms.
-    pub(super) dequeue: Backoff,
+    pub(crate) dequeue: Backoff,
     /// Between submissions of a plan that did not reach a leader: 500, 2000, 8000, 10 000 ms.
-    pub(super) resubmit: Backoff,
+    pub(crate) resubmit: Backoff,
     /// Between submissions of a plan that found the plan queue full: 20, 80, 320, 1000 ms.
-    pub(super) full_queue: Backoff,
+    pub(crate) full_queue: Backoff,
     /// Before planning again after an unknown outcome: 500, 2000, 8000, 10 000 ms.
-    pub(super) unknown: Backoff,
+    pub(crate) unknown: Backoff,
 }
 
 impl Default for Backoffs {

@@ -27,7 +27,7 @@ const SETTLE_MAX: Duration = Duration::from_secs(5);
 
 /// What every worker of a server is told.
 #[derive(Clone, Debug)]
-pub(super) struct Orders {
+pub(crate) struct Orders {
     /// Grows with each change.
     number: u64,
     settings: WorkerSettings,
@@ -39,7 +39,7 @@ pub(super) struct Orders {
 
 /// What one worker has to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Order {
+pub(crate) enum Order {
     /// Lease evaluations of these kinds.
     Take(Vec<JobKind>),
     /// Take nothing, and wait for another order.
@@ -60,7 +60,7 @@ impl Orders {
     }
 
     /// The order for a worker.
-    pub(super) fn of(&self, worker: usize) -> Order {
+    pub(crate) fn of(&self, worker: usize) -> Order {
         if self.settings.number != 0 && worker >= self.settings.number {
             Order::Leave
         } else if worker < self.active() {
@@ -164,7 +164,7 @@ impl Control {
     }
 
     /// Whether this server leads others.
-    pub(super) fn set_leads_others(&self, leads_others: bool) {
+    pub(crate) fn set_leads_others(&self, leads_others: bool) {
         self.orders.send_if_modified(|orders| {
             let is_new = orders.leads_others != leads_others;
             orders.leads_others = leads_others;
@@ -174,12 +174,12 @@ impl Control {
     }
 
     /// Orders as they come.
-    pub(super) fn orders(&self) -> watch::Receiver<Orders> {
+    pub(crate) fn orders(&self) -> watch::Receiver<Orders> {
         self.orders.subscribe()
     }
 
     /// Gives a desk to each worker that is to be there and has none; their numbers.
-    pub(super) fn missing(&self) -> Vec<usize> {
+    pub(crate) fn missing(&self) -> Vec<usize> {
         let number = self.settings().number;
         let mut desks = self.desks();
         let missing: Vec<usize> = (0..number).filter(|one| !desks.contains_key(one)).collect();
@@ -193,24 +193,24 @@ impl Control {
     }
 
     /// A worker acts by these orders from now on.
-    pub(super) fn saw(&self, worker: usize, orders: &Orders) {
+    pub(crate) fn saw(&self, worker: usize, orders: &Orders) {
         self.at_desk(worker, |desk| desk.seen = orders.number);
         self.moved.notify_waiters();
     }
 
     /// A worker does something else.
-    pub(super) fn does(&self, worker: usize, workload: Workload) {
+    pub(crate) fn does(&self, worker: usize, workload: Workload) {
         self.at_desk(worker, |desk| desk.workload = workload);
     }
 
     /// A worker has leases, or none any more.
-    pub(super) fn is_busy(&self, worker: usize, is_busy: bool) {
+    pub(crate) fn is_busy(&self, worker: usize, is_busy: bool) {
         self.at_desk(worker, |desk| desk.is_busy = is_busy);
         self.moved.notify_waiters();
     }
 
     /// A worker has ended; its desk goes with it unless its server stops.
-    pub(super) fn left(&self, worker: usize, server_stops: bool) {
+    pub(crate) fn left(&self, worker: usize, server_stops: bool) {
         if server_stops {
             self.at_desk(worker, |desk| desk.has_stopped = true);
         } else {
@@ -220,7 +220,7 @@ impl Control {
     }
 
     /// All workers have ended.
-    pub(super) fn done(&self) {
+    pub(crate) fn done(&self) {
         self.are_done.send_replace(true);
     }
 
@@ -256,7 +256,7 @@ fn status_of(desk: &Desk, order: &Order) -> WorkerStatus {
 
 /// A wait for work, of so long or without end: over at once when there are new orders or the server
 /// stops.
-pub(super) async fn idle(
+pub(crate) async fn idle(
     stop: &mut watch::Receiver<bool>,
     orders: &mut watch::Receiver<Orders>,
     wait: Option<Duration>,
@@ -277,13 +277,13 @@ pub(super) async fn idle(
 
 /// The place of one worker in [`Control`].
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
-    pub(super) control: Arc<Control>,
-    pub(super) worker: usize,
+pub(crate) struct Seat {
+    pub(crate) control: Arc<Control>,
+    pub(crate) worker: usize,
 }
 
 impl Seat {
-    pub(super) fn does(&self, workload: Workload) {
+    pub(crate) fn does(&self, workload: Workload) {
         self.control.does(self.worker, workload);
     }
 }

@@ -27,7 +27,7 @@ use wire::{
 };
 
 use super::{Worker, stats::Made};
-use crate::leader_link::Submission;
+use crate::worker::leader_link::Submission;
 
 const INDEX_WAIT: Duration = Duration::from_secs(5);
 
@@ -42,7 +42,7 @@ enum Done {
 
 /// Waits until an index is applied, but not longer than `limit`. It is woken by apply; beside that
 /// it looks by itself, so that a wake-up that is lost costs a second and not a lease.
-pub(super) async fn until_applied(cell: &StateCell, index: Index, limit: Duration) -> bool {
+pub(crate) async fn until_applied(cell: &StateCell, index: Index, limit: Duration) -> bool {
     let begun = Instant::now();
     let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
     let mut wait = IndexWait::new(index, 0, limit_ms);
@@ -63,7 +63,7 @@ pub(super) async fn until_applied(cell: &StateCell, index: Index, limit: Duratio
 
 impl Worker {
     /// Works on a lease in a span of its own, with a line for each step.
-    pub(super) async fn process(&mut self, lease: &Lease) {
+    pub(crate) async fn process(&mut self, lease: &Lease) {
         let Evaluation { id, job, .. } = &*lease.evaluation;
         let span = tracing::debug_span!("lease", evaluation = %id, %job, index = lease.wait_index);
         self.work(lease).instrument(span).await;
@@ -206,7 +206,7 @@ impl Worker {
         self.stats.times.acknowledge.record(begun.elapsed());
     }
 
-    pub(super) async fn nack(&self, lease: &Lease, why: NackReason) {
+    pub(crate) async fn nack(&self, lease: &Lease, why: NackReason) {
         match why {
             NackReason::Lag => &self.stats.released_for_lag,
             NackReason::Failed | NackReason::Shutdown => &self.stats.nacked,

@@ -11,22 +11,22 @@ use wire::api::Sample;
 
 /// Counters and times of a server's workers since its start.
 #[derive(Default, Debug)]
-pub struct WorkerStats {
-    pub(super) acknowledged: AtomicU64,
-    pub(super) released_for_lag: AtomicU64,
-    pub(super) nacked: AtomicU64,
-    pub(super) invoked: AtomicU64,
-    pub(super) held: AtomicU64,
+pub(crate) struct WorkerStats {
+    pub(crate) acknowledged: AtomicU64,
+    pub(crate) released_for_lag: AtomicU64,
+    pub(crate) nacked: AtomicU64,
+    pub(crate) invoked: AtomicU64,
+    pub(crate) held: AtomicU64,
     /// The index that a lease was released for. Until it is applied here, no worker of this server
     /// leases anything.
     caught_up_at: AtomicU64,
-    pub(super) times: Times,
-    pub(super) outcomes: Outcomes,
+    pub(crate) times: Times,
+    pub(crate) outcomes: Outcomes,
 }
 
 /// What plans that were applied have made of evaluations.
 #[derive(Default, Debug)]
-pub(super) struct Outcomes {
+pub(crate) struct Outcomes {
     created: AtomicU64,
     blocked: AtomicU64,
     reblocked: AtomicU64,
@@ -35,7 +35,7 @@ pub(super) struct Outcomes {
 
 /// The outcome of one plan, for [`Outcomes`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Made {
+pub(crate) struct Made {
     created: u64,
     blocked: u64,
     reblocked: u64,
@@ -43,7 +43,7 @@ pub(super) struct Made {
 }
 
 impl Made {
-    pub(super) fn of(plan: &Plan) -> Self {
+    pub(crate) fn of(plan: &Plan) -> Self {
         let mut made = Self::default();
         let Some(outcome) = &plan.outcome else { return made };
         made.reblocked = u64::from(outcome.status == EvaluationStatus::Blocked);
@@ -62,7 +62,7 @@ impl Made {
 }
 
 impl Outcomes {
-    pub(super) fn add(&self, made: Made) {
+    pub(crate) fn add(&self, made: Made) {
         self.created.fetch_add(made.created, Ordering::Relaxed);
         self.blocked.fetch_add(made.blocked, Ordering::Relaxed);
         self.reblocked.fetch_add(made.reblocked, Ordering::Relaxed);
@@ -72,20 +72,20 @@ impl Outcomes {
 
 /// How long the steps of workers took.
 #[derive(Default, Debug)]
-pub(super) struct Times {
+pub(crate) struct Times {
     /// A dequeue that brought something, its wait included.
-    pub(super) dequeue: Histogram,
-    pub(super) wait_for_index: Histogram,
+    pub(crate) dequeue: Histogram,
+    pub(crate) wait_for_index: Histogram,
     /// By kind, in the order of [`JobKind::ALL`].
     invoke: [Histogram; JobKind::ALL.len()],
     /// A plan until its outcome was known, with its resubmissions.
-    pub(super) submit: Histogram,
-    pub(super) acknowledge: Histogram,
+    pub(crate) submit: Histogram,
+    pub(crate) acknowledge: Histogram,
 }
 
 impl Times {
     /// Those of scheduling passes of a kind.
-    pub(super) fn invoke(&self, kind: JobKind) -> &Histogram {
+    pub(crate) fn invoke(&self, kind: JobKind) -> &Histogram {
         let position = JobKind::ALL.iter().position(|one| *one == kind);
         &self.invoke[position.expect("ALL holds every kind")]
     }
@@ -93,37 +93,37 @@ impl Times {
 
 impl WorkerStats {
     /// Evaluations brought to their end.
-    pub fn acknowledged(&self) -> u64 {
+    pub(crate) fn acknowledged(&self) -> u64 {
         self.acknowledged.load(Ordering::Relaxed)
     }
 
     /// Leases released because the local state lagged.
-    pub fn released_for_lag(&self) -> u64 {
+    pub(crate) fn released_for_lag(&self) -> u64 {
         self.released_for_lag.load(Ordering::Relaxed)
     }
 
     /// Leases given back for another reason: a failed turn, or the server stops.
-    pub fn nacked(&self) -> u64 {
+    pub(crate) fn nacked(&self) -> u64 {
         self.nacked.load(Ordering::Relaxed)
     }
 
     /// Leases that workers of this server hold now.
-    pub fn held(&self) -> u64 {
+    pub(crate) fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
 
     /// Scheduling passes.
-    pub fn invoked(&self) -> u64 {
+    pub(crate) fn invoked(&self) -> u64 {
         self.invoked.load(Ordering::Relaxed)
     }
 
     /// The index that this server has to reach before it leases again.
-    pub(super) fn caught_up_at(&self) -> Index {
+    pub(crate) fn caught_up_at(&self) -> Index {
         self.caught_up_at.load(Ordering::Relaxed)
     }
 
     /// A lease was released for this index.
-    pub(super) fn lags_behind(&self, index: Index) {
+    pub(crate) fn lags_behind(&self, index: Index) {
         self.caught_up_at.fetch_max(index, Ordering::Relaxed);
     }
 
