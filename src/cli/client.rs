@@ -326,6 +326,21 @@ fn was_never_connected(error: &ureq::Error) -> bool {
     )
 }
 
+/// An error that says no such thing exists.
+pub(crate) fn or_missing(
+    answer: Result<Value, ClientError>,
+    what: &str,
+    id: &str,
+) -> anyhow::Result<Value> {
+    answer.map_err(|error| {
+        if error.is_not_found() {
+            anyhow::anyhow!("no {what} has the id \"{id}\"")
+        } else {
+            error.into()
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]

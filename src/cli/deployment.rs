@@ -9,8 +9,9 @@ use clap::{Args, Subcommand};
 use http_api::percent::encode;
 use serde_json::{Value, json};
 
+use super::client;
 use super::context::{Context, Exit, Outcome};
-use super::monitor::{self, Lines};
+use super::lines::Lines;
 use super::output::{Style, fields, pairs, table};
 use super::view::{Fields, newest_first, rows};
 use super::{resolve, time};
@@ -218,7 +219,7 @@ fn status(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
         return Ok(exit(&follow(context, &id, style, false)?));
     }
     let path = format!("/v1/deployment/{id}");
-    let row = monitor::or_missing(context.client.get(&path, &[]), "deployment", &id)?;
+    let row = client::or_missing(context.client.get(&path, &[]), "deployment", &id)?;
     if style.json {
         context.output.json(&row)?;
         return Ok(Exit::Success);
@@ -417,7 +418,7 @@ impl Follower<'_> {
         self.lines.heading(&format!("Monitoring deployment \"{}\"", self.style.id(id)))?;
         loop {
             let answer = self.context.get_patiently(&format!("/v1/deployment/{id}"), &[]);
-            let row = monitor::or_missing(answer, "deployment", id)?;
+            let row = client::or_missing(answer, "deployment", id)?;
             let status = row.text("Status").to_owned();
             let over = !goes_on(&row);
             self.show(&row, over)?;

@@ -5,7 +5,6 @@
 //! quietly.
 
 use std::ffi::OsString;
-use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -25,7 +24,7 @@ use super::job::JobCommand;
 use super::namespace::NamespaceCommand;
 use super::node::NodeCommand;
 use super::operator::OperatorCommand;
-use super::output::{Output, pairs};
+use super::output::{Output, is_closed_pipe, pairs};
 use super::pool::PoolCommand;
 use super::provider::ProviderCommand;
 use super::scaling::ScalingCommand;
@@ -241,7 +240,7 @@ pub(crate) fn run(
         Ok(exit) => exit.code(),
         Err(error) if is_closed_pipe(&error) => Exit::Success.code(),
         Err(error) => {
-            print_error(output, &error);
+            output.error(&error);
             failure.code()
         }
     }
@@ -251,10 +250,6 @@ pub(crate) fn run(
 fn is_plan(arguments: &[OsString]) -> bool {
     let is_at = |place: usize, word: &str| arguments.get(place).is_some_and(|found| found == word);
     is_at(1, "plan") || is_at(1, "job") && is_at(2, "plan")
-}
-
-pub(super) fn print_error(output: &Output, error: &anyhow::Error) {
-    output.advice(format!("Error: {}", chain(error)));
 }
 
 /// Nothing, if help or the version was asked for and printed.
@@ -361,23 +356,4 @@ fn print_version(context: &Context, arguments: &VersionArgs) -> Outcome {
 
 fn version() -> String {
     format!("Quorate v{}", ground::version::QUORATE)
-}
-
-pub(super) fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-}
-
-/// The error and its causes, without repeating a cause that the text already ends with.
-fn chain(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain() {
-        let cause = cause.to_string();
-        if text.is_empty() {
-            text = cause;
-        } else if !text.contains(&cause) {
-            text.push_str(": ");
-            text.push_str(&cause);
-        }
-    }
-    text
 }

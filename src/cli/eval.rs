@@ -3,8 +3,9 @@
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use super::client;
 use super::context::{Context, Exit, Outcome};
-use super::monitor::{self, Monitor};
+use super::monitor::Monitor;
 use super::output::{Style, pairs, table};
 use super::view::{Fields, newest_first, rows};
 use super::{placement, resolve, time};
@@ -177,7 +178,7 @@ fn status(context: &Context, arguments: &StatusArgs) -> Outcome {
         return Ok(Monitor::new(context, style, false).follow(&id)?.verdict.exit());
     }
     let path = format!("/v1/evaluation/{id}");
-    let evaluation = monitor::or_missing(context.client.get(&path, &[]), "evaluation", &id)?;
+    let evaluation = client::or_missing(context.client.get(&path, &[]), "evaluation", &id)?;
     if style.json {
         context.output.json(&evaluation)?;
         return Ok(Exit::Success);

@@ -5,10 +5,10 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use super::client;
 use super::context::{Context, Exit, Outcome};
-use super::monitor;
 use super::node::actor;
-use super::output::{Style, pairs, table};
+use super::output::{Style, pairs};
 use super::pool;
 use super::resolve::{self, INSTANCE};
 use super::time;
@@ -122,7 +122,7 @@ fn why(context: &Context, typed: &str) -> Outcome {
 fn read(context: &Context, typed: &str) -> anyhow::Result<(String, Value)> {
     let id = resolve::id(context, INSTANCE, typed)?;
     let path = format!("/v1/instance/{id}");
-    let row = monitor::or_missing(context.client.get(&path, &[]), "instance", &id)?;
+    let row = client::or_missing(context.client.get(&path, &[]), "instance", &id)?;
     Ok((path, row))
 }
 
@@ -133,31 +133,9 @@ fn list(context: &Context, arguments: &ListArgs) -> Outcome {
     if arguments.style.json {
         context.output.json(&answer)?;
     } else {
-        context.line(instance_table(rows(&answer), arguments.style))?;
+        context.line(pool::instance_table(rows(&answer), arguments.style))?;
     }
     Ok(Exit::Success)
-}
-
-/// Instances, each with the sentence about it.
-pub(super) fn instance_table(instances: &[Value], style: Style) -> String {
-    if instances.is_empty() {
-        return "No instances".to_owned();
-    }
-    let lines: Vec<Vec<String>> = instances
-        .iter()
-        .map(|row| {
-            vec![
-                style.id(row.text("ID")),
-                row.shown("Pool"),
-                row.shown("Type"),
-                row.shown("State"),
-                row.shown("Behavior"),
-                style.id(row.text("NodeID")),
-                row.shown("Reason"),
-            ]
-        })
-        .collect();
-    table(&["ID", "Pool", "Type", "State", "Behavior", "Node ID", "What It Does"], &lines)
 }
 
 fn status(context: &Context, arguments: &StatusArgs) -> Outcome {
@@ -196,7 +174,7 @@ fn status(context: &Context, arguments: &StatusArgs) -> Outcome {
 fn put(context: &Context, typed: &str, verb: &str, body: &Value) -> anyhow::Result<String> {
     let id = resolve::id(context, INSTANCE, typed)?;
     let answer = context.client.put(&format!("/v1/instance/{id}/{verb}"), &[], body);
-    monitor::or_missing(answer, "instance", &id)?;
+    client::or_missing(answer, "instance", &id)?;
     Ok(id)
 }
 

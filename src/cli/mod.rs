@@ -21,6 +21,7 @@ pub mod entry;
 mod eval;
 mod instance;
 mod job;
+mod lines;
 mod monitor;
 mod named;
 mod namespace;

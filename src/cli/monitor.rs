@@ -16,8 +16,9 @@ use std::time::Duration;
 use http_api::percent::encode;
 use serde_json::{Value, json};
 
-use super::client::ClientError;
+use super::client::or_missing;
 use super::context::{Context, Exit};
+use super::lines::Lines;
 use super::output::Style;
 use super::view::{Fields, into_rows};
 use super::{deployment, placement, time};
@@ -71,34 +72,6 @@ impl Report {
             "Allocations": self.allocations,
             "Deployment": self.deployment,
         })
-    }
-}
-
-/// Lines about what happens, each with its time.
-#[derive(Clone, Copy)]
-pub(crate) struct Lines<'a> {
-    pub(crate) context: &'a Context,
-    /// Prints nothing.
-    pub(crate) silent: bool,
-}
-
-impl Lines<'_> {
-    /// What begins or ends.
-    pub(crate) fn heading(self, text: &str) -> anyhow::Result<()> {
-        self.print("==>", text)
-    }
-
-    /// What happens in between.
-    pub(crate) fn detail(self, text: &str) -> anyhow::Result<()> {
-        self.print("   ", text)
-    }
-
-    fn print(self, mark: &str, text: &str) -> anyhow::Result<()> {
-        if self.silent {
-            return Ok(());
-        }
-        let at = time::timestamp(self.context.now_nanoseconds());
-        self.context.line(format!("{mark} {at}: {text}"))
     }
 }
 
@@ -434,19 +407,4 @@ pub(crate) fn follow_write(
         return Ok(Exit::Success);
     }
     Ok(Monitor::new(context, style, false).follow(evaluation)?.verdict.exit())
-}
-
-/// An error that says no such thing exists.
-pub(crate) fn or_missing(
-    answer: Result<Value, ClientError>,
-    what: &str,
-    id: &str,
-) -> anyhow::Result<Value> {
-    answer.map_err(|error| {
-        if error.is_not_found() {
-            anyhow::anyhow!("no {what} has the id \"{id}\"")
-        } else {
-            error.into()
-        }
-    })
 }

@@ -10,8 +10,8 @@ use http_api::percent::encode;
 use jobspec::{self, Named};
 use serde_json::{Map, Value, json};
 
+use super::client;
 use super::context::{Context, Exit, Outcome};
-use super::monitor;
 use super::output::{Style, fields, pairs};
 use super::view::{Fields, rows};
 
@@ -129,7 +129,7 @@ impl Kind {
 
     pub(super) fn show(&self, context: &Context, name: &str, as_json: bool) -> Outcome {
         let answer = context.client.get(&self.path(name), &[]);
-        let found = monitor::or_missing(answer, self.noun, name)?;
+        let found = client::or_missing(answer, self.noun, name)?;
         if as_json {
             context.output.json(&found)?;
             return Ok(Exit::Success);
@@ -191,7 +191,7 @@ impl Kind {
 
     pub(super) fn delete(&self, context: &Context, name: &str) -> Outcome {
         let answer = context.client.delete(&self.path(name), &[]);
-        monitor::or_missing(answer, self.noun, name)?;
+        client::or_missing(answer, self.noun, name)?;
         context.line(format!("{} \"{name}\" is deleted", self.title))?;
         Ok(Exit::Success)
     }

@@ -122,6 +122,11 @@ impl Output {
         self.write(escaped(&String::from_utf8_lossy(text)).as_bytes())
     }
 
+    /// Prints a failure, with its causes.
+    pub(crate) fn error(&self, error: &anyhow::Error) {
+        self.advice(format!("Error: {}", chain(error)));
+    }
+
     /// Prints JSON, indented.
     pub(crate) fn json(&self, value: &Value) -> io::Result<()> {
         self.write(format!("{}\n", escaped_json(&format!("{value:#}"))).as_bytes())
@@ -213,6 +218,26 @@ pub(crate) fn readable_bytes(bytes: i64) -> String {
     }
     let digits = usize::from(unit > 0 && size < 10.0);
     format!("{size:.digits$} {}", UNITS[unit])
+}
+
+/// Whether nobody reads what is printed any more.
+pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// The error and its causes, without repeating a cause that the text already ends with.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
 }
 
 #[cfg(test)]

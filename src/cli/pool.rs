@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 
 use super::client::ClientError;
 use super::context::{Context, Exit, Outcome};
-use super::instance::instance_table;
 use super::node::actor;
 use super::output::{Style, pairs, table};
 use super::view::{Fields, rows};
@@ -376,4 +375,26 @@ fn set_pause(context: &Context, name: &str, verb: &str, reason: &str) -> anyhow:
     let body = json!({ "Reason": reason, "Actor": actor() });
     or_missing(context.client.put(&format!("{}/{verb}", path_of(name)), &[], &body), name)?;
     Ok(())
+}
+
+/// Instances, each with the sentence about it.
+pub(super) fn instance_table(instances: &[Value], style: Style) -> String {
+    if instances.is_empty() {
+        return "No instances".to_owned();
+    }
+    let lines: Vec<Vec<String>> = instances
+        .iter()
+        .map(|row| {
+            vec![
+                style.id(row.text("ID")),
+                row.shown("Pool"),
+                row.shown("Type"),
+                row.shown("State"),
+                row.shown("Behavior"),
+                style.id(row.text("NodeID")),
+                row.shown("Reason"),
+            ]
+        })
+        .collect();
+    table(&["ID", "Pool", "Type", "State", "Behavior", "Node ID", "What It Does"], &lines)
 }

@@ -401,7 +401,7 @@ fn job_status_lists_and_shows() {
         .on("GET /v1/job/web/allocations", &json!([allocation("running")]))
         .on(
             "GET /v1/job/web/evaluations",
-            &json!([{"ID": BLOCKED, "Status": "blocked", "FailedTGAllocs": {"web": {"NodesEvaluated": 0}}}]),
+            &json!([{"ID": BLOCKED, "Status": "blocked", "FailedTGAllocs": {"web": {"NodesEvaluated": 0, "NodesInPool": 1}}}]),
         )
         .on("GET /v1/job/web/deployment", &Value::Null)
         .start();

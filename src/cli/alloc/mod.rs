@@ -14,7 +14,7 @@ use super::context::{Context, Exit, Outcome};
 use super::monitor::{self, event_text};
 use super::output::{Style, fields, pairs, table};
 use super::view::{Fields, rows};
-use super::{placement, resolve, stats, time};
+use super::{client, placement, resolve, stats, time};
 
 pub(crate) use fs::FsArgs;
 pub(crate) use logs::LogsArgs;
@@ -146,7 +146,7 @@ impl ByJob {
 fn read(context: &Context, typed: &str) -> anyhow::Result<Value> {
     let id = resolve::id(context, resolve::ALLOCATION, typed)?;
     let answer = context.client.get(&format!("/v1/allocation/{id}"), &[]);
-    monitor::or_missing(answer, "allocation", &id)
+    client::or_missing(answer, "allocation", &id)
 }
 
 fn list(context: &Context, style: Style) -> Outcome {
@@ -374,7 +374,7 @@ fn stop(context: &Context, arguments: &StopArgs) -> Outcome {
     let given = flags.into_iter().filter(|(_, is_given)| *is_given);
     let query: Vec<_> = given.map(|(name, _)| (name, "true")).collect();
     let answer = context.client.put(&format!("/v1/allocation/{id}/stop"), &query, &json!({}));
-    let answer = monitor::or_missing(answer, "allocation", &id)?;
+    let answer = client::or_missing(answer, "allocation", &id)?;
     if arguments.style.json {
         context.output.json(&answer)?;
         return Ok(Exit::Success);

@@ -13,10 +13,10 @@ use serde_json::{Map, Value, json};
 use crate::{
     cli::client::ClientError,
     cli::context::{Context, Exit, Outcome},
-    cli::monitor::{Lines, Monitor},
     cli::output::Style,
     cli::resolve,
     cli::view::{Fields, into_rows},
+    cli::{lines::Lines, monitor::Monitor},
 };
 
 /// More is refused by the servers: no more is read.

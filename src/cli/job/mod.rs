@@ -25,9 +25,9 @@ use serde_json::{Value, json};
 use super::client::ClientError;
 use super::context::{Context, Exit, Outcome};
 use super::deployment::{self, OfJobArgs, PromoteJobArgs};
-use super::entry::{is_closed_pipe, print_error};
 use super::monitor;
 use super::output::Style;
+use super::output::is_closed_pipe;
 use super::resolve;
 use super::view::Fields;
 
@@ -321,7 +321,7 @@ fn stop_all(context: &Context, arguments: &StopArgs) -> Outcome {
         let exit = match stop(context, arguments, typed) {
             Err(error) if is_closed_pipe(&error) => return Err(error),
             Err(error) => {
-                print_error(&context.output, &error);
+                context.output.error(&error);
                 Exit::Failure
             }
             Ok(exit) => exit,

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cli::context::{Context, Exit, Outcome},
-    cli::monitor::Lines,
+    cli::lines::Lines,
     cli::output::short_id,
     cli::view::{Fields, into_rows},
     cli::{resolve, time},

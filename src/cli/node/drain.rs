@@ -14,7 +14,7 @@ use crate::{
     cli::context::{Context, Exit, Outcome},
     cli::named::meta_of,
     cli::view::{Fields, into_rows},
-    cli::{monitor, output, resolve, time},
+    cli::{client, output, resolve, time},
 };
 
 /// Deadline without flags, as in Nomad.
@@ -93,7 +93,7 @@ pub(super) fn run(context: &Context, arguments: &DrainArgs) -> Outcome {
         if meta.as_object().is_some_and(|meta| !meta.is_empty()) {
             request["Meta"] = meta;
         }
-        monitor::or_missing(context.client.put(&path, &[], &request), "node", &id)?;
+        client::or_missing(context.client.put(&path, &[], &request), "node", &id)?;
     }
     if arguments.disable {
         context.line(format!("Node \"{id}\" is no longer draining"))?;
@@ -133,7 +133,7 @@ fn follow(context: &Context, id: &str) -> Outcome {
     let path = format!("/v1/node/{id}");
     let mut seen: BTreeMap<String, (String, String)> = BTreeMap::new();
     loop {
-        let node = monitor::or_missing(context.get_patiently(&path, &[]), "node", id)?;
+        let node = client::or_missing(context.get_patiently(&path, &[]), "node", id)?;
         let answer = context.get_patiently(&format!("{path}/allocations"), &[])?;
         for allocation in into_rows(answer) {
             let now = (allocation.shown("DesiredStatus"), allocation.shown("ClientStatus"));

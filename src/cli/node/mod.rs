@@ -15,11 +15,10 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use super::context::{Context, Exit, Outcome};
-use super::monitor;
 use super::named::PageArgs;
 use super::output::{Style, pairs, table};
 use super::view::{Fields, rows};
-use super::{resolve, stats, time};
+use super::{client, resolve, stats, time};
 
 /// Inspect nodes, take them out of and into service
 #[derive(Debug, Subcommand)]
@@ -263,7 +262,7 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     let style = arguments.style;
     let id = resolve::id(context, resolve::NODE, typed)?;
     let path = format!("/v1/node/{id}");
-    let node = monitor::or_missing(context.client.get(&path, &[]), "node", &id)?;
+    let node = client::or_missing(context.client.get(&path, &[]), "node", &id)?;
     if style.json {
         context.output.json(&node)?;
         return Ok(Exit::Success);

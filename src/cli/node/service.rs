@@ -13,7 +13,7 @@ use crate::{
     cli::context::{Context, Exit, Outcome},
     cli::output::{Style, table},
     cli::view::{Fields, rows},
-    cli::{monitor, resolve, time},
+    cli::{client, resolve, time},
 };
 
 /// Flags of `node suspend`.
@@ -118,7 +118,7 @@ pub(crate) fn actor() -> String {
 fn put(context: &Context, id: &str, verb: &str, mut body: Value) -> anyhow::Result<Value> {
     body["Actor"] = actor().into();
     let answer = context.client.put(&format!("/v1/node/{id}/{verb}"), &[], &body);
-    monitor::or_missing(answer, "node", id)
+    client::or_missing(answer, "node", id)
 }
 
 pub(super) fn suspend(context: &Context, arguments: &SuspendArgs) -> Outcome {
@@ -179,7 +179,7 @@ pub(super) fn purge(context: &Context, arguments: &PurgeArgs) -> Outcome {
 /// without what it ran.
 fn refuse_busy(context: &Context, id: &str) -> anyhow::Result<()> {
     let path = format!("/v1/node/{id}");
-    let node = monitor::or_missing(context.client.get(&path, &[]), "node", id)?;
+    let node = client::or_missing(context.client.get(&path, &[]), "node", id)?;
     if node.text("Status") != "ready" {
         return Ok(());
     }
@@ -198,7 +198,7 @@ fn refuse_busy(context: &Context, id: &str) -> anyhow::Result<()> {
 pub(super) fn events(context: &Context, arguments: &EventsArgs) -> Outcome {
     let id = resolve::id(context, resolve::NODE, &arguments.node)?;
     let answer = context.client.get(&format!("/v1/node/{id}"), &[]);
-    let node = monitor::or_missing(answer, "node", &id)?;
+    let node = client::or_missing(answer, "node", &id)?;
     if arguments.style.json {
         context.output.json(node.present("Events").unwrap_or(&json!([])))?;
     } else {
