@@ -27,10 +27,7 @@ use ground::{
 pub use agent::AgentConfig;
 pub use document::{ConfigError, Document, Kind, Origin, Schema};
 pub use provider::ProviderConfig;
-pub use server::{
-    ClusterConfig, ElasticConfig, GcConfig, HeartbeatConfig, LimitsConfig, RaftConfig, RaftPreset,
-    RpcConfig, SchedulerConfig, ServerConfig, TelemetryConfig,
-};
+pub use server::{ServerConfig, TelemetryConfig};
 
 /// Variables that begin with this set configuration keys: `QUORATE__RAFT__PRESET` sets
 /// `raft.preset`.

@@ -17,7 +17,9 @@ use crate::{
 pub(crate) fn server(reload: &ServerReload) -> anyhow::Result<()> {
     let config = reload.started();
     let exporter = match &config.telemetry.otlp_endpoint {
-        Some(to) => Some(telemetry::start_with_traces(&config.log, to.clone(), &config.name)),
+        Some(to) => {
+            Some(telemetry::start_with_traces(&config.log, to.clone(), &config.settings.name))
+        }
         None => {
             telemetry::start(&config.log);
             None

@@ -5,10 +5,16 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::ops::RangeInclusive;
+use std::path::Path;
 
+use elastic::FleetConfig;
 use fsm::{JobKind, limits::WORKERS_MAX};
 use ground::{address::Address, telemetry::LogConfig};
+use leader::{
+    GcConfig, PlanQueueLimits, ServicesConfig, broker::BrokerConfig, heartbeat::HeartbeatConfig,
+};
+use server::{RaftTiming, Settings};
 
 use super::{
     ConfigError, Document, Kind, Origin, ProviderConfig, Schema, Sources, addresses, data_dir,
@@ -17,6 +23,8 @@ use super::{
 
 /// Most servers a cluster may be formed from.
 const SERVERS_MAX: usize = 9;
+const MINUTE_MS: u64 = 60_000;
+const HOUR_MS: u64 = 60 * MINUTE_MS;
 const HTTP_PORT_DEFAULT: u16 = 4646;
 const RPC_PORT_DEFAULT: u16 = 4647;
 /// All of them (docs/performance.md).
@@ -66,40 +74,25 @@ pub(super) const SCHEMA: Schema = &[
 ];
 
 /// A validated server configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// The server's name, unique in the cluster.
-    pub name: String,
-    /// The region, default `global`.
-    pub region: String,
-    /// The datacenter, default `dc1`.
-    pub datacenter: String,
-    /// The folder of this server's state.
-    pub data_dir: PathBuf,
     /// What is logged and how.
     pub log: LogConfig,
     /// Where traces go.
     pub telemetry: TelemetryConfig,
     /// Where the HTTP API listens; port 0 lets the system choose.
     pub http_address: SocketAddr,
-    /// Where gRPC listens and how others reach it.
-    pub rpc: RpcConfig,
-    /// How the cluster is formed or joined.
-    pub cluster: ClusterConfig,
-    /// Timings of consensus.
-    pub raft: RaftConfig,
-    /// Scheduling workers.
-    pub scheduler: SchedulerConfig,
-    /// Heartbeats of nodes.
-    pub heartbeat: HeartbeatConfig,
-    /// What is forgotten, and when.
-    pub gc: GcConfig,
-    /// Bounds.
-    pub limits: LimitsConfig,
-    /// Times of pools.
-    pub elastic: ElasticConfig,
+    /// Where gRPC listens.
+    pub rpc_address: SocketAddr,
+    /// Advertised address → address really dialled.
+    pub dial: BTreeMap<Address, Address>,
+    /// Largest body of one request, bytes.
+    pub request_bytes_max: usize,
     /// Where machines of pools come from. Invariant: names are unique.
     pub providers: Vec<ProviderConfig>,
+    /// What the core is told. The HTTP address and the boot of the host are those of a start: who
+    /// starts the server fills them in.
+    pub settings: Settings,
 }
 
 /// `[telemetry]`.
@@ -109,39 +102,9 @@ pub struct TelemetryConfig {
     pub otlp_endpoint: Option<Address>,
 }
 
-/// `[rpc]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RpcConfig {
-    /// Where gRPC listens.
-    pub address: SocketAddr,
-    /// What the other servers and the agents dial; default: `address`.
-    pub advertise: Address,
-}
-
-/// `[cluster]`. Invariant: exactly one of `bootstrap_expect` and `join` is not empty.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClusterConfig {
-    /// Advertised addresses of all the servers that form the cluster; holds our own.
-    pub bootstrap_expect: Vec<Address>,
-    /// Addresses of a running cluster that this server joins.
-    pub join: Vec<Address>,
-    /// Advertised address → address really dialled.
-    pub dial: BTreeMap<Address, Address>,
-    /// Whether a server whose data directory is older than what it acknowledged joins anew by
-    /// itself.
-    pub rejoin_after_rollback: bool,
-}
-
-impl ClusterConfig {
-    /// The address to dial for an advertised one.
-    pub fn dialled<'a>(&'a self, advertised: &'a Address) -> &'a Address {
-        self.dial.get(advertised).unwrap_or(advertised)
-    }
-}
-
 /// A named set of timings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RaftPreset {
+#[derive(Debug, Clone, Copy)]
+enum RaftPreset {
     /// One rack to one region: heartbeat 100 ms, election 400–600 ms.
     Default,
     /// One switch: 50 ms, 150–300 ms.
@@ -164,86 +127,6 @@ impl RaftPreset {
     }
 }
 
-/// `[raft]`. Invariant: `heartbeat_ms × 2 ≤ election_min_ms ≤ election_max_ms`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RaftConfig {
-    /// The preset the timings start from.
-    pub preset: RaftPreset,
-    /// Between two heartbeats of the leader.
-    pub heartbeat_ms: u64,
-    /// Shortest silence after which a follower stands for election.
-    pub election_min_ms: u64,
-    /// Longest silence after which a follower stands for election.
-    pub election_max_ms: u64,
-    /// Log bytes since the last snapshot that trigger the next one.
-    pub snapshot_log_bytes: u64,
-    /// Log entries that stay behind a snapshot, so that a server that was away for a moment needs
-    /// no snapshot.
-    pub log_entries_kept: u64,
-}
-
-/// `[scheduler]`: what this server begins with; it can be set otherwise while it runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SchedulerConfig {
-    /// Scheduling workers of this server; 0: this server does not schedule.
-    pub workers: usize,
-    /// Kinds of jobs that they schedule, in the order of [`JobKind::ALL`].
-    pub kinds: Vec<JobKind>,
-    /// The share of the workers that works while this server leads others, in thousandths.
-    pub leader_share: u32,
-}
-
-/// `[heartbeat]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeartbeatConfig {
-    /// Shortest time to live given to a node.
-    pub ttl_min_ms: u64,
-    /// Added to the time to live before a node counts as lost.
-    pub grace_ms: u64,
-}
-
-/// `[gc]`: garbage collection. Thresholds count from the end of a thing, or from a job's
-/// submission.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GcConfig {
-    /// Between two walks through the state.
-    pub interval_ms: u64,
-    /// Final evaluations and ended allocations.
-    pub evaluation_ms: u64,
-    /// The same of batch jobs that are alive.
-    pub batch_evaluation_ms: u64,
-    /// Dead jobs.
-    pub job_ms: u64,
-    /// Deployments that are over.
-    pub deployment_ms: u64,
-    /// Dead children of one job; the oldest beyond go however young they are.
-    pub children_max: u64,
-}
-
-/// `[elastic]`: instance pools.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ElasticConfig {
-    /// Between two lists of what a provider has.
-    pub list_interval_ms: u64,
-    /// Between two looks at an instance that boots.
-    pub probe_interval_ms: u64,
-    /// Between two tries to destroy an instance.
-    pub destroy_retry_ms: u64,
-}
-
-/// `[limits]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LimitsConfig {
-    /// Largest body of one request.
-    pub request_bytes_max: u64,
-    /// Pending evaluations above which new work is turned away with 429.
-    pub pending_evaluations_max: u64,
-    /// Plans that wait at the leader, beyond which workers wait with theirs.
-    pub plans_max: u64,
-    /// Free bytes on the disk below which writes are turned away.
-    pub free_bytes_min: u64,
-}
-
 impl ServerConfig {
     /// Reads and validates file, environment and flags.
     pub fn load(sources: &Sources) -> Result<Self, ConfigError> {
@@ -258,34 +141,106 @@ impl ServerConfig {
     }
 
     fn from_document(document: &Document) -> Result<Self, ConfigError> {
-        let rpc = RpcConfig::from_document(document)?;
-        let cluster = ClusterConfig::from_document(document, &rpc.advertise)?;
+        let rpc_address = listen_address(document, "rpc.address", loopback(RPC_PORT_DEFAULT))?;
+        let advertised = advertised(document, rpc_address)?;
+        let (bootstrap_expect, join) = members(document, &advertised)?;
         let http_address = listen_address(document, "http.address", loopback(HTTP_PORT_DEFAULT))?;
-        if http_address == rpc.address && http_address.port() != 0 {
+        if http_address == rpc_address && http_address.port() != 0 {
             return Err(document.invalid_value(
                 "http.address",
                 http_address,
                 "another address than rpc.address",
             ));
         }
-        Ok(Self {
+        let texts = |addresses: &[Address]| addresses.iter().map(ToString::to_string).collect();
+        let providers = ProviderConfig::all(document)?;
+        let settings = Settings {
             name: name(document, "name", None)?,
             region: name(document, "region", Some("global"))?,
             datacenter: name(document, "datacenter", Some("dc1"))?,
-            data_dir: data_dir(document)?,
+            data_directory: data_dir(document)?,
+            rpc_address: advertised.to_string(),
+            http_address: http_address.to_string(),
+            bootstrap_expect: texts(&bootstrap_expect),
+            join: texts(&join),
+            rejoin_after_rollback: document.flag("cluster.rejoin_after_rollback").unwrap_or(true),
+            timing: timing(document)?,
+            workers: workers(document)?,
+            kinds: kinds(document)?,
+            leader_share: document.thousandths("scheduler.leader_share", LEADER_SHARE_DEFAULT),
+            services: services(document, &providers)?,
+            snapshot_log_bytes: document.number_within(
+                "raft.snapshot_log_bytes",
+                256 << 20,
+                4096..=1 << 50,
+            )?,
+            log_entries_kept: document.number_within(
+                "raft.log_entries_kept",
+                10_000,
+                0..=10_000_000,
+            )?,
+            free_bytes_min: document.number_within(
+                "limits.free_bytes_min",
+                512 << 20,
+                0..=1 << 60,
+            )?,
+            boot: None,
+        };
+        Ok(Self {
             log: log_config(document)?,
             telemetry: TelemetryConfig::from_document(document)?,
             http_address,
-            rpc,
-            cluster,
-            raft: RaftConfig::from_document(document)?,
-            scheduler: SchedulerConfig::from_document(document)?,
-            heartbeat: HeartbeatConfig::from_document(document)?,
-            gc: GcConfig::from_document(document)?,
-            limits: LimitsConfig::from_document(document)?,
-            elastic: ElasticConfig::from_document(document)?,
-            providers: ProviderConfig::all(document)?,
+            rpc_address,
+            dial: dial(document)?,
+            request_bytes_max: size_within(
+                document,
+                "limits.request_bytes_max",
+                4 << 20,
+                1024..=256 << 20,
+            )?,
+            providers,
+            settings,
         })
+    }
+
+    /// Keys and sections whose values differ from another configuration, but for what a running
+    /// server takes over: `log_level` and `[[provider]]`.
+    pub(crate) fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let (own, theirs) = (&self.settings, &other.settings);
+        let (services, others) = (&own.services, &theirs.services);
+        let rpc = |config: &Self| (config.rpc_address, config.settings.rpc_address.clone());
+        let cluster = |config: &Self| {
+            let of = &config.settings;
+            let dial = config.dial.clone();
+            (of.bootstrap_expect.clone(), of.join.clone(), dial, of.rejoin_after_rollback)
+        };
+        let raft = |of: &Settings| (of.timing, of.snapshot_log_bytes, of.log_entries_kept);
+        let scheduler = |of: &Settings| (of.workers, of.kinds.clone(), of.leader_share);
+        let limits = |config: &Self| {
+            let of = &config.settings;
+            let (broker, plans) = (of.services.broker, of.services.plans);
+            (config.request_bytes_max, broker, plans, of.free_bytes_min)
+        };
+        // What is derived from the heartbeat is no difference of its own.
+        let elastic = |of: FleetConfig| FleetConfig { warm_up_ms: 0, ..of };
+        let differ = [
+            ("name", own.name != theirs.name),
+            ("region", own.region != theirs.region),
+            ("datacenter", own.datacenter != theirs.datacenter),
+            ("data_dir", own.data_directory != theirs.data_directory),
+            ("log_format", self.log.format != other.log.format),
+            ("telemetry", self.telemetry != other.telemetry),
+            ("http", self.http_address != other.http_address),
+            ("rpc", rpc(self) != rpc(other)),
+            ("cluster", cluster(self) != cluster(other)),
+            ("raft", raft(own) != raft(theirs)),
+            ("scheduler", scheduler(own) != scheduler(theirs)),
+            ("heartbeat", services.heartbeat != others.heartbeat),
+            ("gc", services.gc != others.gc),
+            ("limits", limits(self) != limits(other)),
+            ("elastic", elastic(services.fleet) != elastic(others.fleet)),
+        ];
+        differ.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }
 }
 
@@ -308,81 +263,55 @@ impl TelemetryConfig {
     }
 }
 
-impl RpcConfig {
-    fn from_document(document: &Document) -> Result<Self, ConfigError> {
-        let address = listen_address(document, "rpc.address", loopback(RPC_PORT_DEFAULT))?;
-        let advertise = match document.text("rpc.advertise") {
-            Some(text) => text
-                .parse()
-                .map_err(|allowed: String| document.invalid("rpc.advertise", &allowed))?,
-            None => address.to_string().parse().map_err(|_| {
-                document.invalid_value(
-                    "rpc.address",
-                    address,
-                    "an address that others can dial, or set rpc.advertise to one",
-                )
-            })?,
-        };
-        Ok(Self { address, advertise })
-    }
-}
-
-impl ServerConfig {
-    /// Keys and sections whose values differ from another configuration, but for what a running
-    /// server takes over: `log_level` and `[[provider]]`.
-    pub(crate) fn differences(&self, other: &Self) -> Vec<&'static str> {
-        let differ = [
-            ("name", self.name != other.name),
-            ("region", self.region != other.region),
-            ("datacenter", self.datacenter != other.datacenter),
-            ("data_dir", self.data_dir != other.data_dir),
-            ("log_format", self.log.format != other.log.format),
-            ("telemetry", self.telemetry != other.telemetry),
-            ("http", self.http_address != other.http_address),
-            ("rpc", self.rpc != other.rpc),
-            ("cluster", self.cluster != other.cluster),
-            ("raft", self.raft != other.raft),
-            ("scheduler", self.scheduler != other.scheduler),
-            ("heartbeat", self.heartbeat != other.heartbeat),
-            ("gc", self.gc != other.gc),
-            ("limits", self.limits != other.limits),
-            ("elastic", self.elastic != other.elastic),
-        ];
-        differ.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
-    }
-}
-
-impl ClusterConfig {
-    fn from_document(document: &Document, advertise: &Address) -> Result<Self, ConfigError> {
-        const EXPECT: &str = "cluster.bootstrap_expect";
-        let bootstrap_expect = addresses(document, EXPECT)?;
-        let join = addresses(document, "cluster.join")?;
-        match (bootstrap_expect.is_empty(), join.is_empty()) {
-            (true, true) => {
-                return Err(document.missing(
-                    EXPECT,
-                    "the advertised addresses of all servers, or cluster.join to those of a running cluster",
-                ));
-            }
-            (false, false) => {
-                return Err(document.invalid(
-                    "cluster.join",
-                    "either cluster.bootstrap_expect or cluster.join, not both",
-                ));
-            }
-            (false, true) => check_members(document, &bootstrap_expect, advertise)?,
-            // One list may serve all servers.
-            (true, false) if join.iter().all(|address| address == advertise) => {
-                return Err(document.invalid(
-                    "cluster.join",
-                    &format!("the address of another server, beside our own {advertise}"),
-                ));
-            }
-            (true, false) => {}
+/// What the other servers and the agents dial; by default the address that is listened on.
+fn advertised(document: &Document, address: SocketAddr) -> Result<Address, ConfigError> {
+    match document.text("rpc.advertise") {
+        Some(text) => {
+            text.parse().map_err(|allowed: String| document.invalid("rpc.advertise", &allowed))
         }
-        let rejoin_after_rollback = document.flag("cluster.rejoin_after_rollback").unwrap_or(true);
-        Ok(Self { bootstrap_expect, join, dial: dial(document)?, rejoin_after_rollback })
+        None => address.to_string().parse().map_err(|_| {
+            document.invalid_value(
+                "rpc.address",
+                address,
+                "an address that others can dial, or set rpc.advertise to one",
+            )
+        }),
     }
+}
+
+/// The advertised addresses of all the servers that form the cluster, ours among them, and those of
+/// a running cluster that this server joins: exactly one of the two is not empty.
+fn members(
+    document: &Document,
+    advertised: &Address,
+) -> Result<(Vec<Address>, Vec<Address>), ConfigError> {
+    const EXPECT: &str = "cluster.bootstrap_expect";
+    let bootstrap_expect = addresses(document, EXPECT)?;
+    let join = addresses(document, "cluster.join")?;
+    match (bootstrap_expect.is_empty(), join.is_empty()) {
+        (true, true) => {
+            return Err(document.missing(
+                EXPECT,
+                "the advertised addresses of all servers, or cluster.join to those of a running cluster",
+            ));
+        }
+        (false, false) => {
+            return Err(document.invalid(
+                "cluster.join",
+                "either cluster.bootstrap_expect or cluster.join, not both",
+            ));
+        }
+        (false, true) => check_members(document, &bootstrap_expect, advertised)?,
+        // One list may serve all servers.
+        (true, false) if join.iter().all(|address| address == advertised) => {
+            return Err(document.invalid(
+                "cluster.join",
+                &format!("the address of another server, beside our own {advertised}"),
+            ));
+        }
+        (true, false) => {}
+    }
+    Ok((bootstrap_expect, join))
 }
 
 fn check_members(
@@ -420,87 +349,58 @@ fn dial(document: &Document) -> Result<BTreeMap<Address, Address>, ConfigError> 
         .collect()
 }
 
-impl RaftConfig {
-    fn from_document(document: &Document) -> Result<Self, ConfigError> {
-        const MINUTE_MS: u64 = 60_000;
-        let preset = document.choice(
-            "raft.preset",
-            &[
-                ("default", RaftPreset::Default),
-                ("lan", RaftPreset::Lan),
-                ("wan", RaftPreset::Wan),
-                ("test", RaftPreset::Test),
-            ],
-        )?;
-        let (heartbeat_ms, election_min_ms, election_max_ms) = preset.timings_ms();
-        let config = Self {
-            preset,
-            heartbeat_ms: document.number_within(
-                "raft.heartbeat_ms",
-                heartbeat_ms,
-                1..=MINUTE_MS,
-            )?,
-            election_min_ms: document.number_within(
-                "raft.election_min_ms",
-                election_min_ms,
-                1..=10 * MINUTE_MS,
-            )?,
-            election_max_ms: document.number_within(
-                "raft.election_max_ms",
-                election_max_ms,
-                1..=10 * MINUTE_MS,
-            )?,
-            snapshot_log_bytes: document.number_within(
-                "raft.snapshot_log_bytes",
-                256 << 20,
-                4096..=1 << 50,
-            )?,
-            log_entries_kept: document.number_within(
-                "raft.log_entries_kept",
-                10_000,
-                0..=10_000_000,
-            )?,
-        };
-        config.check(document)?;
-        Ok(config)
-    }
-
-    fn check(&self, document: &Document) -> Result<(), ConfigError> {
-        let least_ms = self.heartbeat_ms * 2;
-        if self.election_min_ms < least_ms {
-            return Err(document.invalid_value(
-                "raft.election_min_ms",
-                self.election_min_ms,
-                &format!(
-                    "at least twice raft.heartbeat_ms ({}), so {least_ms} or more",
-                    self.heartbeat_ms
-                ),
-            ));
-        }
-        if self.election_max_ms < self.election_min_ms {
-            return Err(document.invalid_value(
-                "raft.election_max_ms",
-                self.election_max_ms,
-                &format!("at least raft.election_min_ms ({})", self.election_min_ms),
-            ));
-        }
-        Ok(())
-    }
+/// A number that counts things in memory.
+fn size_within(
+    document: &Document,
+    key: &'static str,
+    default: u64,
+    allowed: RangeInclusive<u64>,
+) -> Result<usize, ConfigError> {
+    let number = document.number_within(key, default, allowed)?;
+    Ok(usize::try_from(number).unwrap_or(usize::MAX))
 }
 
-impl SchedulerConfig {
-    fn from_document(document: &Document) -> Result<Self, ConfigError> {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let most = u64::try_from(WORKERS_MAX).unwrap_or(u64::MAX);
-        let cores = u64::try_from(cores).unwrap_or(1).min(most);
-        let workers = document.number_within("scheduler.workers", cores, 0..=most)?;
-        let leader_share = document.thousandths("scheduler.leader_share", LEADER_SHARE_DEFAULT);
-        Ok(Self {
-            workers: usize::try_from(workers).expect("at most 256"),
-            kinds: kinds(document)?,
-            leader_share,
-        })
+/// The timing of Raft: twice the heartbeat is at most the shortest election timeout, and that at
+/// most the longest.
+fn timing(document: &Document) -> Result<RaftTiming, ConfigError> {
+    let preset = document.choice(
+        "raft.preset",
+        &[
+            ("default", RaftPreset::Default),
+            ("lan", RaftPreset::Lan),
+            ("wan", RaftPreset::Wan),
+            ("test", RaftPreset::Test),
+        ],
+    )?;
+    let (heartbeat, election_min, election_max) = preset.timings_ms();
+    let pause = |key, default| document.number_within(key, default, 1..=10 * MINUTE_MS);
+    let heartbeat_ms = document.number_within("raft.heartbeat_ms", heartbeat, 1..=MINUTE_MS)?;
+    let election_ms_min = pause("raft.election_min_ms", election_min)?;
+    let election_ms_max = pause("raft.election_max_ms", election_max)?;
+    let least_ms = heartbeat_ms * 2;
+    if election_ms_min < least_ms {
+        return Err(document.invalid_value(
+            "raft.election_min_ms",
+            election_ms_min,
+            &format!("at least twice raft.heartbeat_ms ({heartbeat_ms}), so {least_ms} or more"),
+        ));
     }
+    if election_ms_max < election_ms_min {
+        return Err(document.invalid_value(
+            "raft.election_max_ms",
+            election_ms_max,
+            &format!("at least raft.election_min_ms ({election_ms_min})"),
+        ));
+    }
+    Ok(RaftTiming { heartbeat_ms, election_ms_min, election_ms_max })
+}
+
+/// Scheduling workers at the start; by default one for each core.
+fn workers(document: &Document) -> Result<usize, ConfigError> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let most = u64::try_from(WORKERS_MAX).unwrap_or(u64::MAX);
+    let cores = u64::try_from(cores).unwrap_or(1).min(most);
+    size_within(document, "scheduler.workers", cores, 0..=most)
 }
 
 /// The kinds of jobs in `scheduler.enabled`; all if it is not set. Nomad's `_core` names work that
@@ -518,65 +418,60 @@ fn kinds(document: &Document) -> Result<Vec<JobKind>, ConfigError> {
         .map_err(|unknown| document.invalid_value(KEY, unknown, "service, batch, system, sysbatch"))
 }
 
-impl HeartbeatConfig {
-    fn from_document(document: &Document) -> Result<Self, ConfigError> {
-        const HOUR_MS: u64 = 3_600_000;
-        Ok(Self {
-            ttl_min_ms: document.number_within("heartbeat.ttl_min_ms", 10_000, 100..=HOUR_MS)?,
-            grace_ms: document.number_within("heartbeat.grace_ms", 10_000, 100..=HOUR_MS)?,
-        })
-    }
-}
-
-impl GcConfig {
-    fn from_document(document: &Document) -> Result<Self, ConfigError> {
-        const MINUTE_MS: u64 = 60_000;
-        const YEAR_MS: u64 = 365 * 24 * 60 * MINUTE_MS;
-        let interval_ms =
-            document.number_within("gc.interval_ms", 5 * MINUTE_MS, 100..=24 * 60 * MINUTE_MS)?;
-        let threshold = |key, default| document.number_within(key, default, 0..=YEAR_MS);
-        Ok(Self {
-            interval_ms,
-            evaluation_ms: threshold("gc.evaluation_ms", 60 * MINUTE_MS)?,
-            batch_evaluation_ms: threshold("gc.batch_evaluation_ms", 24 * 60 * MINUTE_MS)?,
-            job_ms: threshold("gc.job_ms", 4 * 60 * MINUTE_MS)?,
-            deployment_ms: threshold("gc.deployment_ms", 60 * MINUTE_MS)?,
-            children_max: document.number_within("gc.children_max", 100_000, 0..=u64::MAX)?,
-        })
-    }
-}
-
-impl ElasticConfig {
-    fn from_document(document: &Document) -> Result<Self, ConfigError> {
-        const HOUR_MS: u64 = 60 * 60_000;
-        let pause = |key, default| document.number_within(key, default, 100..=HOUR_MS);
-        Ok(Self {
-            list_interval_ms: pause("elastic.list_interval_ms", 60_000)?,
-            probe_interval_ms: pause("elastic.probe_interval_ms", 10_000)?,
-            destroy_retry_ms: pause("elastic.destroy_retry_ms", 10_000)?,
-        })
-    }
-}
-
-impl LimitsConfig {
-    fn from_document(document: &Document) -> Result<Self, ConfigError> {
-        Ok(Self {
-            request_bytes_max: document.number_within(
-                "limits.request_bytes_max",
-                4 << 20,
-                1024..=256 << 20,
-            )?,
-            pending_evaluations_max: document.number_within(
+/// What the services of a leader are told.
+fn services(
+    document: &Document,
+    providers: &[ProviderConfig],
+) -> Result<ServicesConfig, ConfigError> {
+    let life = |key| document.number_within(key, 10_000, 100..=HOUR_MS);
+    let heartbeat = HeartbeatConfig {
+        ttl_ms_min: life("heartbeat.ttl_min_ms")?,
+        grace_ms: life("heartbeat.grace_ms")?,
+        ..HeartbeatConfig::default()
+    };
+    let pause = |key, default| document.number_within(key, default, 100..=HOUR_MS);
+    Ok(ServicesConfig {
+        broker: BrokerConfig {
+            evaluations_max: size_within(
+                document,
                 "limits.pending_evaluations_max",
                 100_000,
                 1..=100_000_000,
             )?,
-            plans_max: document.number_within("limits.plans_max", 4_096, 1..=1_000_000)?,
-            free_bytes_min: document.number_within(
-                "limits.free_bytes_min",
-                512 << 20,
-                0..=1 << 60,
-            )?,
-        })
-    }
+            ..BrokerConfig::default()
+        },
+        heartbeat,
+        gc: gc(document)?,
+        fleet: FleetConfig {
+            list_interval_ms: pause("elastic.list_interval_ms", 60_000)?,
+            probe_interval_ms: pause("elastic.probe_interval_ms", 10_000)?,
+            destroy_retry_ms: pause("elastic.destroy_retry_ms", 10_000)?,
+            // What beats is heard of within the longest time to live and the grace.
+            warm_up_ms: 2 * heartbeat.ttl_ms_min + heartbeat.grace_ms,
+        },
+        plans: PlanQueueLimits {
+            plans_max: size_within(document, "limits.plans_max", 4_096, 1..=1_000_000)?,
+            ..PlanQueueLimits::default()
+        },
+        providers: providers
+            .iter()
+            .map(|one| (one.name.as_str().into(), one.creates_max))
+            .collect(),
+    })
+}
+
+/// When what is over is forgotten.
+fn gc(document: &Document) -> Result<GcConfig, ConfigError> {
+    const YEAR_MS: u64 = 365 * 24 * HOUR_MS;
+    let interval_ms =
+        document.number_within("gc.interval_ms", 5 * MINUTE_MS, 100..=24 * HOUR_MS)?;
+    let threshold = |key, default| document.number_within(key, default, 0..=YEAR_MS);
+    Ok(GcConfig {
+        interval_ms,
+        evaluation_ms: threshold("gc.evaluation_ms", HOUR_MS)?,
+        batch_evaluation_ms: threshold("gc.batch_evaluation_ms", 24 * HOUR_MS)?,
+        job_ms: threshold("gc.job_ms", 4 * HOUR_MS)?,
+        deployment_ms: threshold("gc.deployment_ms", HOUR_MS)?,
+        children_max: document.number_within("gc.children_max", 100_000, 0..=u64::MAX)?,
+    })
 }

@@ -8,7 +8,7 @@ use server::provider::ProviderKind;
 
 use agent::{AfterTask, AgentSettings};
 
-use super::{AgentConfig, Flag, RaftPreset, ServerConfig, Sources};
+use super::{AgentConfig, Flag, ServerConfig, Sources};
 
 const SERVER: &str = r#"
 name = "server-1"
@@ -53,38 +53,43 @@ fn shipped_files_are_valid_and_agree() {
             .collect();
         for (index, config) in servers.iter().enumerate() {
             let port = u16::try_from(4646 + 10 * index).unwrap();
-            assert_eq!(config.name, format!("server-{}", index + 1));
+            assert_eq!(config.settings.name, format!("server-{}", index + 1));
             assert_eq!(config.http_address.port(), port);
-            assert_eq!(config.rpc.advertise.port(), port + 1);
-            assert_eq!(config.cluster.bootstrap_expect, servers[0].cluster.bootstrap_expect);
-            assert_eq!(config.cluster.bootstrap_expect.len(), count);
-            assert_eq!(config.raft.preset, RaftPreset::Default);
+            assert_eq!(config.settings.rpc_address, format!("127.0.0.1:{}", port + 1));
+            assert_eq!(config.settings.bootstrap_expect, servers[0].settings.bootstrap_expect);
+            assert_eq!(config.settings.bootstrap_expect.len(), count);
+            assert_eq!(config.settings.timing.heartbeat_ms, 100);
         }
         let file = Some(root.join(folder).join("agent.toml"));
         let agent = AgentConfig::load(&Sources { file, ..Sources::default() }).unwrap().settings;
-        let expected = servers[0].cluster.bootstrap_expect.iter().map(ToString::to_string);
+        let expected = servers[0].settings.bootstrap_expect.iter().cloned();
         assert!(agent.servers.iter().cloned().eq(expected));
         assert_eq!(agent.drivers, ["raw_exec", "mock"]);
         let files = std::fs::read_dir(root.join(folder)).unwrap().count();
         assert_eq!(files, count + 1, "a file of {folder} is not tested");
     }
-    assert_eq!(load(root.join("dev.toml")).cluster.bootstrap_expect.len(), 1);
+    assert_eq!(load(root.join("dev.toml")).settings.bootstrap_expect.len(), 1);
 }
 
 #[test]
 fn defaults() {
     let config = server("").unwrap();
-    assert_eq!((config.region.as_str(), config.datacenter.as_str()), ("global", "dc1"));
+    assert_eq!(
+        (config.settings.region.as_str(), config.settings.datacenter.as_str()),
+        ("global", "dc1")
+    );
     assert_eq!((config.log.level, config.log.format), (LogLevel::Info, LogFormat::Human));
     assert_eq!(config.http_address.to_string(), "127.0.0.1:4646");
-    assert_eq!(config.rpc.advertise.as_str(), "127.0.0.1:4647");
-    assert_eq!((config.raft.heartbeat_ms, config.raft.election_min_ms), (100, 400));
-    assert_eq!((config.heartbeat.ttl_min_ms, config.heartbeat.grace_ms), (10_000, 10_000));
-    assert_eq!((config.gc.interval_ms, config.gc.evaluation_ms), (300_000, 3_600_000));
-    assert_eq!(config.gc.children_max, 100_000);
-    assert_eq!((config.gc.batch_evaluation_ms, config.gc.job_ms), (86_400_000, 14_400_000));
-    assert_eq!(config.limits.request_bytes_max, 4_194_304);
-    assert!(config.scheduler.workers >= 1);
+    assert_eq!(config.settings.rpc_address, "127.0.0.1:4647");
+    let settings = config.settings;
+    assert_eq!((settings.timing.heartbeat_ms, settings.timing.election_ms_min), (100, 400));
+    let leader::ServicesConfig { heartbeat, gc, .. } = settings.services;
+    assert_eq!((heartbeat.ttl_ms_min, heartbeat.grace_ms), (10_000, 10_000));
+    assert_eq!((gc.interval_ms, gc.evaluation_ms), (300_000, 3_600_000));
+    assert_eq!(gc.children_max, 100_000);
+    assert_eq!((gc.batch_evaluation_ms, gc.job_ms), (86_400_000, 14_400_000));
+    assert_eq!(config.request_bytes_max, 4_194_304);
+    assert!(settings.workers >= 1);
 
     let config = agent("").unwrap();
     assert!(config.drivers.is_empty(), "raw_exec must be asked for");
@@ -96,14 +101,14 @@ fn defaults() {
 #[test]
 fn workers_at_the_start() {
     let section = |lines: &str| server(&format!("[scheduler]\n{lines}"));
-    let scheduler = section("").unwrap().scheduler;
+    let scheduler = section("").unwrap().settings;
     assert_eq!((scheduler.kinds.len(), scheduler.leader_share), (4, 1_000));
     let lines = "workers = 0\nenabled = [\"sysbatch\", \"_core\", \"batch\"]\nleader_share = 0.25";
-    let scheduler = section(lines).unwrap().scheduler;
+    let scheduler = section(lines).unwrap().settings;
     assert_eq!((scheduler.workers, scheduler.leader_share), (0, 250));
     assert_eq!(scheduler.kinds, [fsm::JobKind::Batch, fsm::JobKind::Sysbatch]);
     for (share, thousandths) in [("0", 0), ("1", 1_000), ("0.3333", 333), ("1.0", 1_000)] {
-        let scheduler = section(&format!("leader_share = {share}")).unwrap().scheduler;
+        let scheduler = section(&format!("leader_share = {share}")).unwrap().settings;
         assert_eq!(scheduler.leader_share, thousandths, "{share}");
     }
     for (wrong, allowed) in [
@@ -126,11 +131,11 @@ fn presets_and_single_values() {
         ("wan", (500, 2_000, 3_000)),
         ("test", (250, 1_000, 1_500)),
     ] {
-        let raft = server(&format!("[raft]\npreset = \"{preset}\"")).unwrap().raft;
-        assert_eq!((raft.heartbeat_ms, raft.election_min_ms, raft.election_max_ms), timings);
+        let raft = server(&format!("[raft]\npreset = \"{preset}\"")).unwrap().settings.timing;
+        assert_eq!((raft.heartbeat_ms, raft.election_ms_min, raft.election_ms_max), timings);
     }
-    let raft = server("[raft]\npreset = \"lan\"\nelection_max_ms = 450").unwrap().raft;
-    assert_eq!((raft.heartbeat_ms, raft.election_min_ms, raft.election_max_ms), (50, 150, 450));
+    let raft = server("[raft]\npreset = \"lan\"\nelection_max_ms = 450").unwrap().settings.timing;
+    assert_eq!((raft.heartbeat_ms, raft.election_ms_min, raft.election_ms_max), (50, 150, 450));
 }
 
 #[test]
@@ -152,12 +157,15 @@ fn later_layers_win_and_are_named_in_errors() {
         ("HOME", "/ignored"),
     ];
     let config = load(&environment, vec![]).unwrap();
-    assert_eq!((config.name.as_str(), config.raft.heartbeat_ms), ("from-environment", 20));
+    assert_eq!(
+        (config.settings.name.as_str(), config.settings.timing.heartbeat_ms),
+        ("from-environment", 20)
+    );
     let config = load(&environment, vec![flag("--name", "name", "from-flag")]).unwrap();
-    assert_eq!(config.name, "from-flag");
+    assert_eq!(config.settings.name, "from-flag");
     let expect = "127.0.0.1:4647, 127.0.0.1:1,127.0.0.1:2";
     let config = load(&[("QUORATE__CLUSTER__BOOTSTRAP_EXPECT", expect)], vec![]).unwrap();
-    assert_eq!(config.cluster.bootstrap_expect[1].port(), 1);
+    assert_eq!(config.settings.bootstrap_expect[1], "127.0.0.1:1");
 
     check(
         load(&[("QUORATE__RAFT__PRESETS", "lan")], vec![]),
@@ -275,18 +283,17 @@ fn cluster_is_formed_or_joined() {
     assert!(error.ends_with("beside our own 127.0.0.1:4647"), "{error}");
     let both = "join = [\"127.0.0.1:4647\", \"10.0.0.1:4647\"]";
     let config = ServerConfig::parse(Path::new("s.toml"), &SERVER.replace(expect, both)).unwrap();
-    assert_eq!(config.cluster.join.len(), 2, "one list serves all servers");
+    assert_eq!(config.settings.join.len(), 2, "one list serves all servers");
     let source = SERVER.replace(expect, "join = [\"10.0.0.1:4647\"]");
     let config = ServerConfig::parse(Path::new("s.toml"), &source).unwrap();
-    assert_eq!(config.cluster.join[0].host(), "10.0.0.1");
+    assert_eq!(config.settings.join, ["10.0.0.1:4647"]);
 }
 
 #[test]
 fn dial_maps_advertised_addresses() {
     let config = server("[cluster.dial]\n\"127.0.0.1:4657\" = \"127.0.0.1:9001\"").unwrap();
-    let [own, proxied, _] = config.cluster.bootstrap_expect.as_slice() else { panic!() };
-    assert_eq!(config.cluster.dialled(proxied).port(), 9001);
-    assert_eq!(config.cluster.dialled(own), own);
+    let dialled: Vec<_> = config.dial.iter().map(|(of, to)| (of.as_str(), to.as_str())).collect();
+    assert_eq!(dialled, [("127.0.0.1:4657", "127.0.0.1:9001")]);
     check(
         server("[cluster.dial]\n\"127.0.0.1:4657\" = \"nowhere\""),
         "s.toml:8: cluster.dial is \"nowhere\"; allowed: an address is host:port, for example 127.0.0.1:4647",

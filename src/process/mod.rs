@@ -19,7 +19,6 @@ mod testing;
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use elastic::FleetConfig;
 use futures_util::FutureExt;
 use ground::{
     disk::{Disk, RealDisk},
@@ -28,9 +27,6 @@ use ground::{
     server_name::ServerName,
     signals::{Asked, Signals},
 };
-use leader::{
-    GcConfig, PlanQueueLimits, ServicesConfig, broker::BrokerConfig, heartbeat::HeartbeatConfig,
-};
 use proto::capacity::v1::capacity_server::CapacityServer;
 use proto::v1::{
     agent_server::AgentServer, cluster_server::ClusterServer, raft_server::RaftServer,
@@ -38,7 +34,7 @@ use proto::v1::{
 };
 use raft::storage::{lock::DirectoryLock, shadow, wal};
 use server::{
-    Core, Parts, Providers, RaftTiming, Settings,
+    Core, Parts, Providers, Settings,
     grpc::{
         agent::AgentService,
         capacity::{self, CapacityService},
@@ -117,45 +113,6 @@ struct Sockets {
     rpc: TcpListener,
 }
 
-fn services(config: &ServerConfig) -> ServicesConfig {
-    let evaluations_max = config.limits.pending_evaluations_max;
-    ServicesConfig {
-        broker: BrokerConfig {
-            evaluations_max: usize::try_from(evaluations_max).unwrap_or(usize::MAX),
-            ..BrokerConfig::default()
-        },
-        heartbeat: HeartbeatConfig {
-            ttl_ms_min: config.heartbeat.ttl_min_ms,
-            grace_ms: config.heartbeat.grace_ms,
-            ..HeartbeatConfig::default()
-        },
-        gc: GcConfig {
-            interval_ms: config.gc.interval_ms,
-            evaluation_ms: config.gc.evaluation_ms,
-            batch_evaluation_ms: config.gc.batch_evaluation_ms,
-            job_ms: config.gc.job_ms,
-            deployment_ms: config.gc.deployment_ms,
-            children_max: config.gc.children_max,
-        },
-        fleet: FleetConfig {
-            list_interval_ms: config.elastic.list_interval_ms,
-            probe_interval_ms: config.elastic.probe_interval_ms,
-            destroy_retry_ms: config.elastic.destroy_retry_ms,
-            // What beats is heard of within the longest time to live and the grace.
-            warm_up_ms: 2 * config.heartbeat.ttl_min_ms + config.heartbeat.grace_ms,
-        },
-        plans: PlanQueueLimits {
-            plans_max: usize::try_from(config.limits.plans_max).unwrap_or(usize::MAX),
-            ..PlanQueueLimits::default()
-        },
-        providers: config
-            .providers
-            .iter()
-            .map(|one| (one.name.as_str().into(), one.creates_max))
-            .collect(),
-    }
-}
-
 fn providers(config: &ServerConfig) -> anyhow::Result<Providers> {
     let open = |one: &ProviderConfig| {
         let opened = provider::open(one).map_err(|why| anyhow::anyhow!(why))?;
@@ -164,44 +121,18 @@ fn providers(config: &ServerConfig) -> anyhow::Result<Providers> {
     config.providers.iter().map(open).collect()
 }
 
-fn settings(config: &ServerConfig, http: SocketAddr) -> Settings {
-    Settings {
-        name: config.name.clone(),
-        region: config.region.clone(),
-        datacenter: config.datacenter.clone(),
-        data_directory: config.data_dir.clone(),
-        rpc_address: config.rpc.advertise.to_string(),
-        http_address: http.to_string(),
-        bootstrap_expect: config.cluster.bootstrap_expect.iter().map(ToString::to_string).collect(),
-        join: config.cluster.join.iter().map(ToString::to_string).collect(),
-        rejoin_after_rollback: config.cluster.rejoin_after_rollback,
-        timing: RaftTiming {
-            heartbeat_ms: config.raft.heartbeat_ms,
-            election_ms_min: config.raft.election_min_ms,
-            election_ms_max: config.raft.election_max_ms,
-        },
-        workers: config.scheduler.workers,
-        kinds: config.scheduler.kinds.clone(),
-        leader_share: config.scheduler.leader_share,
-        services: services(config),
-        snapshot_log_bytes: config.raft.snapshot_log_bytes,
-        log_entries_kept: config.raft.log_entries_kept,
-        free_bytes_min: config.limits.free_bytes_min,
-        boot: host_boot().ok(),
-    }
-}
-
 impl RunningServer {
     /// Opens the data directory and the sockets, and serves. Joining the cluster goes on in the
     /// background.
     pub async fn start(config: &ServerConfig, places: &Places) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(&config.data_dir)
-            .with_context(|| format!("data directory {}", config.data_dir.display()))?;
-        let lock = DirectoryLock::acquire(&config.data_dir)?;
+        std::fs::create_dir_all(&config.settings.data_directory).with_context(|| {
+            format!("data directory {}", config.settings.data_directory.display())
+        })?;
+        let lock = DirectoryLock::acquire(&config.settings.data_directory)?;
         let http = listen(config.http_address, "http.address").await?;
-        let rpc = listen(config.rpc.address, "rpc.address").await?;
+        let rpc = listen(config.rpc_address, "rpc.address").await?;
         let http_address = http.local_addr()?;
-        let dial = config.cluster.dial.iter().map(|(from, to)| (from.to_string(), to.to_string()));
+        let dial = config.dial.iter().map(|(from, to)| (from.to_string(), to.to_string()));
         let parts = Parts {
             disk: real_disk(),
             transport: Arc::new(GrpcTransport::between_servers(dial.collect())),
@@ -213,14 +144,17 @@ impl RunningServer {
             passes: places.heavy.clone(),
         };
         let options = HttpOptions {
-            request_bytes_max: usize::try_from(config.limits.request_bytes_max)
-                .unwrap_or(usize::MAX),
-            region: config.region.clone(),
-            datacenter: config.datacenter.clone(),
+            request_bytes_max: config.request_bytes_max,
+            region: config.settings.region.clone(),
+            datacenter: config.settings.datacenter.clone(),
             heavy: places.heavy.clone(),
             ..HttpOptions::default()
         };
-        let settings = settings(config, http_address);
+        let settings = Settings {
+            http_address: http_address.to_string(),
+            boot: host_boot().ok(),
+            ..config.settings.clone()
+        };
         let sockets = Sockets { http, rpc };
         Box::pin(Self::on(settings, parts, sockets, (options, places), Some(lock))).await
     }
@@ -451,7 +385,7 @@ async fn serve(
     signals: &mut Signals,
 ) -> anyhow::Result<Ended> {
     let server = Box::pin(RunningServer::start(config, places)).await?;
-    tracing::info!(name = config.name, http = %server.http, rpc = %server.rpc,
+    tracing::info!(name = config.settings.name, http = %server.http, rpc = %server.rpc,
         server = %ServerName(server.core.id), "server started");
     let mut failed = server.core.failed();
     let why = loop {

@@ -19,7 +19,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, bail};
-use ground::address::Address;
 use launch::Identity;
 use serde_json::{Value, json};
 
@@ -67,7 +66,7 @@ pub(super) struct Member {
     /// Where it listens; for a server HTTP first, then gRPC. Port 0 is left out.
     pub(super) listens: Vec<(&'static str, SocketAddr)>,
     /// A server's advertised gRPC address.
-    pub(super) advertise: Option<Address>,
+    pub(super) advertise: Option<String>,
 }
 
 impl Member {
@@ -109,8 +108,8 @@ impl Member {
         let (configured, listens, advertise) = match role {
             Role::Server => {
                 let config = ServerConfig::load(&sources)?;
-                let listens = vec![("HTTP", config.http_address), ("gRPC", config.rpc.address)];
-                (config.name, listens, Some(config.rpc.advertise))
+                let listens = vec![("HTTP", config.http_address), ("gRPC", config.rpc_address)];
+                (config.settings.name, listens, Some(config.settings.rpc_address))
             }
             Role::Agent => {
                 let config = AgentConfig::load(&sources)?.settings;

@@ -243,7 +243,7 @@ fn look(servers: &[(Member, Client)], first: &mut usize) -> Picture {
 fn named(servers: &[(Member, Client)], advertised: &str) -> Option<String> {
     servers
         .iter()
-        .find(|(member, _)| member.advertise.as_ref().is_some_and(|own| own.as_str() == advertised))
+        .find(|(member, _)| member.advertise.as_deref() == Some(advertised))
         .map(|(member, _)| member.name.clone())
 }
 
