@@ -314,7 +314,7 @@ impl<'a> Choice<'a> {
     fn take(&mut self, number: usize, mut count: u32) {
         let lot = &mut self.lots[number];
         let before = lot.items.front().map(|(place, ..)| *place);
-        lot.left = lot.left.saturating_sub(count);
+        lot.left = lot.left.checked_sub(count).expect("no more is placed than is left");
         while let Some((_, _, left)) = lot.items.front_mut() {
             let taken = count.min(*left);
             *left -= taken;

@@ -236,7 +236,8 @@ impl Fleet {
             // No pool waits for it, and a list comes each minute.
             Lane::List => false,
         };
-        watch.count(&flight.call.operation, |calls| calls.saturating_sub(1));
+        let one_less = |calls: usize| calls.checked_sub(1).expect("a call that ends has begun");
+        watch.count(&flight.call.operation, one_less);
         watch.listing = watch.listing.filter(|listing| *listing != id);
         was_full
     }

@@ -383,9 +383,9 @@ impl BlockedEvals {
         while wakes.len() < limits::BLOCKED_SLICE_MAX
             && let Some(evaluation) = self.woken.first().copied()
         {
-            let index = self.tracked.get(&evaluation).and_then(|tracked| tracked.woken);
+            let index = self.tracked[&evaluation].woken.expect("it was woken at an index");
             self.untrack_one(evaluation);
-            wakes.push(Wake { evaluation, index: index.unwrap_or(0) });
+            wakes.push(Wake { evaluation, index });
         }
         wakes
     }
@@ -560,10 +560,12 @@ impl BlockedEvals {
         let records = self.jobs.entry(tracked.job.clone()).or_default();
         let is_by_class = tracked.node.is_none();
         if let Some(node) = tracked.node {
-            records.by_node.insert(node, id);
+            let former = records.by_node.insert(node, id);
+            assert_eq!(former, None, "one evaluation is tracked per job and node");
             self.by_node.entry(node).or_default().insert(id);
         } else {
-            records.by_class = Some(id);
+            let former = records.by_class.replace(id);
+            assert_eq!(former, None, "one evaluation is tracked per job");
         }
         self.per_node += usize::from(!is_by_class);
         self.escaped += usize::from(tracked.escaped);

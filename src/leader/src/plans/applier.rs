@@ -122,6 +122,8 @@ pub struct PlanApplier<R> {
     in_flight: VecDeque<InFlight<R>>,
     emptied: Vec<Emptied<R>>,
     answers: Vec<(R, PlanAnswer)>,
+    /// Plans that were taken in and not answered.
+    unanswered: usize,
     /// Number of the last entry proposed.
     number: u64,
     /// An outcome was not as evaluated: nothing is proposed until all are in.
@@ -140,6 +142,7 @@ impl<R> PlanApplier<R> {
             in_flight: VecDeque::new(),
             emptied: Vec::new(),
             answers: Vec::new(),
+            unanswered: 0,
             number: 0,
             settling: false,
             dropped: 0,
@@ -149,6 +152,7 @@ impl<R> PlanApplier<R> {
     /// Takes a plan in.
     pub fn submit(&mut self, now: u64, request: Request<R>) {
         let (priority, bytes) = (request.plan.priority, request.bytes);
+        self.unanswered += 1;
         if let Err(Refused { plan: request, error }) =
             self.queue.enqueue(now, priority, bytes, request)
         {
@@ -252,7 +256,14 @@ impl<R> PlanApplier<R> {
         self.answers.extend(due.map(|Emptied { reply, reason, .. }| {
             (reply, PlanAnswer::Partial { index: 0, refresh_index: applied, reason })
         }));
-        std::mem::take(&mut self.answers)
+        self.hand_out()
+    }
+
+    fn hand_out(&mut self) -> Vec<(R, PlanAnswer)> {
+        let answers = std::mem::take(&mut self.answers);
+        self.unanswered =
+            self.unanswered.checked_sub(answers.len()).expect("no plan is answered twice");
+        answers
     }
 
     /// The leadership is over: every plan that is still here has an unknown outcome.
@@ -267,7 +278,9 @@ impl<R> PlanApplier<R> {
         let emptied = std::mem::take(&mut self.emptied).into_iter().map(|emptied| emptied.reply);
         let unknown = queued.chain(in_flight).chain(emptied);
         self.answers.extend(unknown.map(|reply| (reply, PlanAnswer::Unknown)));
-        std::mem::take(&mut self.answers)
+        let answers = self.hand_out();
+        assert_eq!(self.unanswered, 0, "each plan is answered");
+        answers
     }
 
     /// Plans that wait.
