@@ -1,13 +1,13 @@
 //! The node agent: offers a machine to the servers, runs the allocations they place on it, and
-//! tells how they fare.
+//! reports their statuses.
 //!
 //! ```text
-//!  heartbeat.rs ── register, heartbeat, ready ──► servers ◄── status.rs (batches, until acknowledged)
+//!  session/ ── register, heartbeat, ready ──► servers ◄── session/status.rs (batches, until acknowledged)
 //!       │ stream of allocations                                   ▲
 //!       ▼                                                         │ statuses
-//!    node.rs ──one shell per allocation──► shell.rs ──────────────┘
-//!                                            │ drives allocation_runner.rs (pure: task_runner.rs, restart.rs)
-//!                                            ▼ driver/ ── executor/ (a process per run, outlives the agent)
+//!    node/local.rs ──one shell per allocation──► node/shell.rs ───┘
+//!                                                 │ drives allocation/ and task/ (pure state machines)
+//!                                                 ▼ driver/ ── executor/ (a process per run, outlives the agent)
 //! ```
 //! Invariants: the servers decide what runs, the agent never invents an allocation; tasks outlive
 //! the agent; what the agent must not forget is on disk before it acts on it. With `simulate`, many
@@ -125,9 +125,9 @@ impl std::fmt::Debug for LocalHandle {
 }
 
 impl Agent {
-    /// Starts an agent (or a simulation) in the present runtime, and its HTTP, which `serve`
-    /// answers, on the threads of `edge`, so that no request holds up the heartbeats or a task.
-    /// Returns when it serves HTTP; it may not be registered yet.
+    /// Starts an agent (or a simulation) in the present runtime. Its HTTP, which `serve` answers,
+    /// runs on the threads of `edge`, so that no request holds up a heartbeat or a task. Returns
+    /// when HTTP is served; the node may not be registered yet.
     pub async fn start(
         mut settings: AgentSettings,
         edge: &rt::Threads,

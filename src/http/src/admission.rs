@@ -8,8 +8,9 @@
 //!                                                 time of a request: 429
 //!  then: its share of what all bodies become once they are read ─► handler
 //! ```
-//! So a handler may parse and plan without regard to time: other requests do not wait for it. A
-//! request whose client has gone is cancelled at its next wait.
+//!
+//! So a handler may take long to parse and plan: other requests do not wait for it. A request whose
+//! client has gone is cancelled the next time it waits.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! The agent's HTTP service: logs and files of its allocations, signals and restarts of their
-//! tasks, how it fares, and whatever else Nomad's clients answer by asking a server. It never
-//! leaves an allocation's directory, and never shows secrets. It trusts whoever can reach it, as
-//! the servers do that pass requests on.
+//! tasks, statistics, and the other requests of Nomad's clients, which it passes on to a server. It
+//! reads nothing outside an allocation's directory and never shows secrets. It trusts every caller,
+//! as it trusts the servers that pass requests on.
 
 mod describe;
 mod files;
@@ -130,9 +130,9 @@ impl Files {
     }
 }
 
-/// Whether a server asks for this start because another one wants to register as this node. A
-/// server asks the first time after each restart at the same address, and then means the start
-/// before.
+/// Whether a server asks because another agent wants to register as this node. `meant` is the start
+/// of the agent that the server knows. At the same address, the first question after each restart
+/// means the start before and is no sign of a rival.
 fn has_rival(start: Option<[u8; 16]>, rival: &str, meant: &str) -> bool {
     let meant = meant.parse::<fsm::NodeId>().ok().map(|id| id.0);
     !rival.is_empty() && meant.is_some() && meant == start

@@ -1,8 +1,8 @@
-//! Reading a request's JSON, at servers and agents alike: every wrong type is an error that names
-//! its place (`Job.Priority: expected …`), never a default.
+//! Reads the JSON of a request, on servers and agents alike. A value of a wrong type is an error
+//! that names its place (`Job.Priority: expected …`); it is never replaced by a default.
 //!
-//! Names match as Go's decoder matches them: exactly, or else without regard to case. Null is the
-//! same as absent; in a list it is left out, and in a map of texts it is the empty text.
+//! Names match as in Go's decoder: exactly, or else ignoring case. Null means absent; a null in a
+//! list is left out, and in a map of texts it becomes the empty text.
 
 use calendar::parse_go_duration;
 use fsm::{Text, limits};

@@ -4,7 +4,9 @@
 //! ```text
 //!  /client/fs/logs/ALLOC ─► allocation ─► node ─► its HTTP address ─► same path and query ─► body streamed through
 //! ```
-//! Must never hold a body: neither side's pace is the other's, and logs may be followed for hours.
+//!
+//! Bodies are streamed and never held in memory: client and agent have different speeds, and logs
+//! may be followed for hours.
 
 use axum::{
     body::Body,

@@ -1,9 +1,9 @@
-//! Where reads are answered: on the edge's threads, or on the heavy ones when their route lately
-//! held a thread for long.
+//! Decides where reads are answered: on the edge's threads, or on the heavy ones if the latest
+//! reads of the route held a thread for long.
 //!
-//! The count of rows does not say what a list costs: a hundred evaluations of a job of a thousand
-//! groups are 60 MB. So the processor time of reads is measured. A read that waits for a change
-//! holds no thread, and costs nothing meanwhile.
+//! The number of rows does not say what a list costs: a hundred evaluations of a job with a
+//! thousand groups are 60 MB. So the processor time of reads is measured. A read that waits for a
+//! change holds no thread and costs nothing while it waits.
 
 use std::{
     collections::BTreeMap,

@@ -1,13 +1,15 @@
-//! Dispatch of parameterized jobs: `/v1/job/ID/dispatch`, `…/dispatch/payload` whose body is the
+//! Dispatches parameterized jobs: `/v1/job/ID/dispatch`, `…/dispatch/payload`, whose body is the
 //! payload itself, and `…/dispatch/batch` for many in one call.
 //!
-//! A dispatch with an idempotency token takes effect once, however often it is sent: the state
-//! machine knows the tokens of a job's children. An `Idempotency-Key` is that of each entry, as of
-//! any other write: while its session is kept a retry has the answer of the first attempt, and
-//! another request under the key is refused. It also makes the tokens of dispatches that have none:
-//! they outlive the session. A batch is cut into as few entries as their size allows. Each dispatch
-//! of it has an answer of its own; after a lost reply the answers are found again in the state, by
-//! token or by the id that was made for it.
+//! A dispatch with an idempotency token takes effect once, however often it is sent, because the
+//! state machine knows the tokens of a job's children. An `Idempotency-Key` works as for other
+//! writes: while its session is kept, a retry gets the answer of the first attempt, and a different
+//! request with the same key is refused. Dispatches without a token get one made from the key,
+//! which outlives the session.
+//!
+//! A batch becomes as few log entries as its size allows. Each dispatch in it has its own answer.
+//! If a reply is lost, the answers are found in the state, by token or by the id made for the
+//! dispatch.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use std::collections::{BTreeMap, BTreeSet};
@@ -180,9 +182,9 @@ fn token_of(call: &Call, token: Text, position: usize) -> Text {
     }
 }
 
-/// Stops a job, so that it makes no more children, and then its children, some in each entry: those
-/// that wait before those that run, or they would be let in. Whoever asks again goes on where it
-/// ended.
+/// Stops a job, so that it makes no more children, and then stops its children, a bounded number in
+/// each log entry. Waiting children are stopped before running ones; otherwise they would start as
+/// soon as those end. A retry goes on where the last attempt ended.
 pub(super) async fn stop_children(call: &Call, whole: &DeregisterJob) -> Result<(), Error> {
     let DeregisterJob { job: ref parent, purge, .. } = *whole;
     let state = call.read().await?.state;

@@ -1,14 +1,14 @@
-//! Filter expressions of lists: Nomad's bexpr language.
+//! Filter expressions of lists, in Nomad's language (bexpr).
 //!
 //! ```text
 //!  ClientStatus == "running" and not (Meta["rack"] is empty or Name matches "^web")
 //! ```
 //!
-//! A selector names a field of the object that the list shows, or of the whole object when the list
-//! shows less. The first part of a selector must be a field; what a map does not have is not equal
-//! to anything, not in anything, and empty. `any Groups as g { g.Name == "web" }` and `all` look at
-//! what a list or map holds, under names that hold between the braces. What is wrong is refused
-//! with its column.
+//! A selector names a field of the object that the list shows, or of the full object if the list
+//! shows less. The first part of a selector must be a field. A key that a map lacks equals nothing,
+//! is in nothing, and is empty. `any Groups as g { g.Name == "web" }` and `all` test the elements
+//! of a list or map; their names are valid inside the braces. A bad expression is refused with its
+//! column.
 
 mod evaluate;
 mod parse;

@@ -1,7 +1,7 @@
-//! One HTTP request that is passed on to another process, and its answer streamed back. Knows no
-//! endpoint.
+//! Passes one HTTP request on to another process and streams the answer back. Knows no endpoint.
 //!
-//! Must never hold a body: neither side's pace is the other's, and logs may be followed for hours.
+//! Bodies are never held in memory: client and agent have different speeds, and logs may be
+//! followed for hours.
 
 use std::{io, time::Duration};
 

@@ -1,7 +1,7 @@
 //! Jobs: `/v1/jobs…`, `/v1/job/ID…` and `/v1/validate/job`.
 //!
-//! A job id may hold slashes, encoded or not, so the verb is what stands behind the last slash of
-//! the path as received, if it is one.
+//! A job id may contain slashes, encoded or not. So the verb is the text behind the last slash of
+//! the path as received, if that is a known verb.
 
 use std::sync::Arc;
 

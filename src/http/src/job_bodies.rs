@@ -1,9 +1,9 @@
-//! Bodies of jobs that are asked for again and again: making the JSON of a job costs more than
-//! everything else a read does.
+//! JSON bodies of jobs that are requested again and again. Making the JSON of a job costs more than
+//! the rest of the read.
 //!
-//! Not state: an entry holds the very rows that it was made from, and serves only a snapshot that
-//! has the same ones (the same memory, which cannot be anything else while the entry holds it).
-//! Must never answer from rows that merely look alike.
+//! This is a cache, not state. An entry holds the rows that its body was made from, and serves a
+//! snapshot only if the snapshot has the same rows at the same memory address. Such an address
+//! cannot be reused while the entry holds the rows. Equal rows at another address do not count.
 
 use std::{
     hash::{BuildHasher, RandomState},

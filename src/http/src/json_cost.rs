@@ -1,7 +1,7 @@
-//! What a body of JSON will take once it is read, counted before it is.
+//! Counts how much memory a JSON body will take once it is parsed, before it is parsed.
 //!
-//! The smallest object takes two bytes on the wire and a node of a map in memory, so the length of
-//! a body bounds nothing: 24 MiB of `{"":0},` took 2.75 GB.
+//! The smallest object takes two bytes in the body and a map node in memory, so the length of a
+//! body bounds nothing: 24 MiB of `{"":0},` took 2.75 GB.
 
 /// A map's first node in `serde_json::Value`: eleven keys of 24 bytes and values of 32, rounded up
 /// as the allocator does.

@@ -1,8 +1,8 @@
-//! Percent-encoding (RFC 3986): of path segments, of query values, and of what stands in a header
-//! that takes ASCII only.
+//! Percent-encoding (RFC 3986) of path segments, of query values, and of header values that allow
+//! ASCII only.
 //!
-//! It is strict: what is no encoding is not decoded, so that nothing is looked up under a name that
-//! nobody wrote.
+//! Decoding is strict: an invalid encoding is an error, so that no object is looked up under a name
+//! that nobody wrote.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 

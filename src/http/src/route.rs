@@ -1,9 +1,10 @@
-//! Routes: a row for each method of each path says what answers it, what it is about, and what
-//! right it needs. All that knows paths is made of these rows: the router, its 405 and 501, the
-//! tests, and `docs/api.md`. The rows are in the nouns' files, next to their handlers.
+//! Routes. A row for each method of each path says which handler answers it, what kind of object it
+//! is about, and which right it needs. The router with its 405 and 501 answers, the tests and
+//! `docs/api.md` are made from these rows. The rows are in the files of the nouns, next to their
+//! handlers.
 //!
-//! An id of a job may have slashes: `{job}` in a path stands for one segment or more.
-//! `/v1/job/a/b/plan` is the plan of `a/b`, and what ends in no row's words is an id.
+//! A job id may contain slashes: `{job}` in a path matches one segment or more. `/v1/job/a/b/plan`
+//! is the plan of `a/b`. A path whose end matches the words of no row is an id as a whole.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,9 +1,9 @@
-//! `/v1/search` (beginnings of ids and names) and `/v1/search/fuzzy` (parts of names), by context
-//! and namespace.
+//! `/v1/search` (prefixes of ids and names) and `/v1/search/fuzzy` (parts of names), by context and
+//! namespace.
 //!
-//! A search holds at most [`MATCHES_MAX`] matches of a context however many there are. Prefix
-//! searches of ids read the matching rows only; the others read their tables and take the turn of a
-//! large list.
+//! A search returns at most [`MATCHES_MAX`] matches of a context. Prefix searches of ids read only
+//! the matching rows. The other searches read whole tables, so they wait in the same queue as large
+//! lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,5 @@
-//! Connections of servers and agents: accepts them within a bound ([`Door`]), serves HTTP/1.1 on
-//! each, and ends them when the process stops or their client takes nothing any more. Knows no
-//! endpoint.
+//! Connections of servers and agents: accepts them up to a limit ([`Door`]), serves HTTP/1.1 on
+//! each, and closes them when the process stops or the client stops reading. Knows no endpoint.
 
 use std::{
     convert::Infallible,
@@ -130,8 +129,8 @@ impl<S: Sync> FromRequestParts<S> for CalledBy {
     }
 }
 
-/// Serves `router` to the connections of a door, until `shutdown` resolves; requests that wait for
-/// a change end at once then, others may finish.
+/// Serves `router` on the connections of a door until `shutdown` resolves. Then requests that wait
+/// for a change end at once, and others may finish.
 ///
 /// Dropping the future closes every connection.
 pub async fn serve(mut door: Door, router: Router, shutdown: impl Future<Output = ()>) {

@@ -1,6 +1,6 @@
-//! Nomad's endpoints that this server does not have: lists of things that cannot exist are empty
-//! (and never change, for who waits on them), the rest is refused by name with 501, so that a
-//! client can tell "not built" from a wrong path. Each has a row here; what is built loses it.
+//! Endpoints of Nomad that this server does not have. A list of things that cannot exist is empty
+//! and never changes. Everything else is refused by name with 501, so that a client can tell "not
+//! built" from a wrong path. Each endpoint is a row here until it is built.
 
 use fsm::right::Right;
 use serde_json::json;

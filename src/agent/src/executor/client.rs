@@ -117,9 +117,9 @@ impl Executor {
         self.started().await
     }
 
-    /// Waits until the task runs, or says why it does not and never will. Also ends well when
-    /// nobody answers and the executor has claimed the run: it may start the task at any time, and
-    /// the wait that follows says how that ends.
+    /// Waits until the task has started. An error says why it has not and never will. Returns `Ok`
+    /// too if the executor has claimed the run but does not answer: it may start the task at any
+    /// time, and [`Self::wait`] says how that ends.
     pub(crate) async fn started(&self) -> Result<(), Outcome> {
         match timeout(ANSWER_TIMEOUT, self.ask(&Request::Started)).await {
             Ok(Ok(Response::Ended { outcome: outcome @ Outcome::StartFailed { .. } })) => {
@@ -186,9 +186,9 @@ impl Executor {
         Ok(())
     }
 
-    /// Takes the decision over the run. True: its executor never starts the task, however late it
-    /// comes. An error says nothing about who has the claim, and a guess would make a second copy
-    /// of the task or leave one to nobody: it is tried until it is known.
+    /// Claims the run for the agent. `true`: the executor never starts the task, however late it
+    /// comes. After an I/O error it is unknown who has the claim, so this tries again until it is
+    /// known: a wrong guess would start the task twice or not at all.
     async fn take_claim(&self) -> bool {
         loop {
             let directory = self.directory.clone();
@@ -240,9 +240,9 @@ impl Executor {
         }
     }
 
-    /// Kills what an executor that is gone has left: its session, what has left the session, and
-    /// what is forked meanwhile. What cannot be killed is no longer ours to judge; the end is
-    /// reported all the same.
+    /// Kills the processes that an executor left behind when it died: those of its session, those
+    /// that have left the session, and those forked meanwhile. The end of the run is reported even
+    /// if some cannot be killed.
     async fn kill_rest(&self, identity: Option<ExecutorIdentity>) {
         let marker = Marker::of_run(&self.directory);
         for _ in 0..KILL_ROUNDS_MAX {
@@ -258,9 +258,9 @@ impl Executor {
         }
     }
 
-    /// Asks for the end of the task. The end itself is seen by [`Self::wait`]. An executor that
-    /// does not answer (a task can remove its socket, or stop it) is killed with its task after the
-    /// timeout.
+    /// Asks the executor to end the task; [`Self::wait`] returns when it has ended. An executor
+    /// that does not answer (a task can remove its socket or stop the process) is killed after the
+    /// timeout, and its task with it.
     pub(crate) async fn kill(&self, signal: &str, timeout_ms: u64) -> io::Result<()> {
         let request = Request::Kill { signal: signal.to_owned(), timeout_ms };
         let deadline = later(Duration::from_millis(timeout_ms));

@@ -1,8 +1,11 @@
-//! Rotated log files: `<name>.<n>`, `n` rising, the oldest deleted. A new run of the task goes on
-//! where the last one stopped. Invariant: only the newest file is written, so one that has a later
-//! one is complete; who reads relies on that. A log that cannot be written never stops the task:
-//! what does not fit on the disk is dropped. What a task puts in the place of a file is removed, or
-//! passed over.
+//! Rotated log files: `<name>.<n>` with a rising `n`; the oldest is deleted. A new run of the task
+//! goes on with the numbers of the last run.
+//!
+//! Invariant: only the newest file is written. A reader may rely on it: a file is complete if there
+//! is one with a higher number.
+//!
+//! A log never stops its task. Output that does not fit on the disk is dropped. If the task has put
+//! something else in the place of a log file, that is removed, or its number is skipped.
 
 use std::{
     fs::File,

@@ -1,18 +1,22 @@
-//! `quorate executor`: the process that stands between the agent and one run of a task. It owns the
-//! run's log pipes, passes on signals, enforces the kill timeout, ends whatever the task leaves
-//! behind, and writes down how the run ended. It outlives the agent: it has its own session, and no
-//! pipe or parent ties it to the agent.
+//! `quorate executor`: the process between the agent and one run of a task. It owns the run's log
+//! pipes, passes on signals, enforces the kill timeout, kills the processes that the task leaves
+//! behind, and records how the run ended. It outlives the agent: it has its own session, and shares
+//! no pipe and no parent with the agent.
 //!
 //! ```text
 //!  agent ──spawns──► executor launch DIR ──spawns──► executor run DIR ──spawns──► task (own process group)
 //!                    (own process group;             (own session, reaper of orphaned descendants;
 //!                     binds the socket; exits)         claim, executor.json, exit.json, control.sock in DIR)
 //! ```
-//! Invariants: who creates `claim` decides whether the run happens: the executor before it starts
-//! anything, or an agent that gives the run up. The executor says who it is in `executor.json`
-//! before it starts the task. `exit.json` is durable before anybody is told of the end, and the
-//! executor ends only after it; when the disk is full it tells first, and goes on trying for a
-//! minute.
+//!
+//! Invariants:
+//!
+//! - Whoever creates the file `claim` decides about the run: the executor before it starts
+//!   anything, or an agent that gives the run up.
+//! - The executor writes `executor.json`, which says which process it is, before it starts the
+//!   task.
+//! - `exit.json` is on disk before anybody is told of the end, and the executor exits only after
+//!   that. If the disk is full, it reports the end first and tries to write the file for a minute.
 
 pub(crate) mod client;
 mod control;
@@ -108,9 +112,9 @@ pub fn main(args: &[String]) -> ExitCode {
     }
 }
 
-/// Binds the socket, starts the real executor and ends, so that the executor is nobody's child. The
-/// socket goes with it as its standard input: the agent can connect at once, before the executor
-/// has got that far.
+/// Binds the socket, starts the real executor and exits, so that the executor has no parent that
+/// waits for it. The executor inherits the socket as its standard input. So the agent can connect
+/// at once, even before the executor is ready.
 fn launch(directory: &Path) -> io::Result<()> {
     std::env::set_current_dir(directory)?;
     // The path of a socket is at most 107 bytes long, hence the relative one.

@@ -1,7 +1,7 @@
-//! What lives of allocations, as `/proc` shows it. An executor has the directory of its run in its
-//! command line, a task the folder of its allocation in its environment. No task can change that of
-//! another process, whatever it does to files: also an agent that finds nothing in its folder any
-//! more finds what it has started.
+//! Finds the processes of allocations in `/proc`. An executor has the directory of its run in its
+//! command line; a task has the folder of its allocation in its environment. No task can change
+//! these of another process. So an agent finds the processes that it started even if their files
+//! are gone.
 
 use std::{
     collections::BTreeMap,

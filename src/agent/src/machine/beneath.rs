@@ -1,7 +1,7 @@
-//! Files that a task can change at any time: its logs, and the files of its executor. They are
-//! opened by descriptor, part by part, without following a link, and only regular files are read or
-//! written: a task can put a link, a pipe or a device in the place of any of them. Nothing here
-//! waits for another process.
+//! Files that a task can change at any time: its logs and the files of its executor. They are
+//! opened by descriptor, one path component at a time, without following links, and only regular
+//! files are read or written, because a task can put a link, a pipe or a device in their place.
+//! Nothing here waits for another process.
 
 use std::{
     fs::{self, File},

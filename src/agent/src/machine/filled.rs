@@ -1,9 +1,10 @@
-//! How much of the disk the allocations of this agent have filled, also those that have ended and
-//! are kept. What they have filled goes with them: it is part of what the node has, however often
-//! its agent starts.
+//! How many bytes of the disk the allocations of this agent use, including ended ones whose folders
+//! are kept. These bytes become free when the allocations go, so they count as part of the node's
+//! disk, also after a restart of the agent.
 //!
-//! A look at folders that tasks write into: by descriptors, along no link and over no mount, and no
-//! further than [`ENTRIES_MAX`] and [`DEPTH_MAX`]. What is beyond counts as filled by others.
+//! Tasks write into these folders, so the walk uses descriptors, follows no link, crosses no mount,
+//! and stops at [`ENTRIES_MAX`] and [`DEPTH_MAX`]. Bytes beyond these bounds count as used by
+//! others.
 
 use std::{collections::BTreeMap, os::fd::OwnedFd, path::Path};
 

@@ -1,5 +1,5 @@
-//! What this machine is short of: open files, threads, memory, disk. An agent that is short refuses
-//! new work and goes on with what runs.
+//! Shortages of this machine: open files, threads, memory, disk. During a shortage the agent
+//! refuses new work, and its tasks go on.
 //!
 //! ```text
 //!  measure.rs, each second, on a thread of its own ─┐
@@ -7,8 +7,9 @@
 //!                                                            ├─► node.rs: what was placed waits, and says why
 //!                                                            └─► shell.rs: what fails meanwhile is not the node's fault
 //! ```
-//! It ends by itself: by the next look that finds enough, by a start that works, or after
-//! [`MET_HOLD`] without news. Nothing here fails an allocation.
+//!
+//! A shortage ends when the next measurement finds enough, when a start succeeds, or after
+//! [`MET_HOLD`] without another failure. A shortage fails no allocation.
 
 mod measure;
 

@@ -469,10 +469,10 @@ impl LocalNode {
         self.shared.outbox.report(id, runner.status(policy, id.0));
     }
 
-    /// Reports an end again if the servers have a sequence at least as high, so that they took the
-    /// report for an old one. That happens when an agent could not store what it reported: after a
-    /// restart it counts from a lower number. An ended allocation has no further changes that would
-    /// raise the number.
+    /// Reports an end again if the servers have a sequence number at least as high, because then
+    /// they ignored the report as old. That happens when an agent could not store a status that it
+    /// reported: after a restart it counts from a lower number. An ended allocation changes no
+    /// more, so nothing else would raise the number.
     fn report_ends_again(&self, inner: &Inner) {
         for (id, entry) in &inner.entries {
             let known = entry.wish.borrow().sequence;

@@ -1,6 +1,6 @@
-//! Listing and reading files of an allocation. A path is resolved first and must then still be
-//! inside the allocation's directory; secrets and the executors' files are not shown. What was
-//! resolved is held by its descriptor, and never opened by its name again: a task can put something
+//! Lists and reads files of an allocation. A path is resolved first, and the result must be inside
+//! the allocation's directory; secrets and the executors' files are not shown. The resolved file is
+//! kept open by its descriptor and never opened again by its name, because a task can put something
 //! else there at any time.
 
 use std::{
@@ -155,9 +155,9 @@ impl Found {
     /// there since.
     fn hold(root: &Path, path: PathBuf) -> io::Result<Self> {
         let inside = path.strip_prefix(root).map_err(io::Error::other)?;
-        // A descriptor of this kind needs no permission to read, and does not wait for the other
-        // end of a pipe. The kernel's name for one that followed links could not be judged instead:
-        // a task with a mount namespace of its own chooses that name.
+        // Opened with `O_PATH`: that needs no permission to read and does not wait for the other
+        // end of a pipe. Opening with links followed and then asking the kernel for the name is no
+        // check: a task with its own mount namespace chooses that name.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut held = rustix::fs::open(root, flags, Mode::empty())?;
         for part in inside {

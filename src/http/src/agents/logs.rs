@@ -1,9 +1,10 @@
-//! Logs of a task: the rotated files of one stream as one text, from an offset, followed as long as
-//! the task lives; and any one file in the same way.
+//! Logs of a task. The rotated files of one stream are read as one text from an offset, and
+//! followed as long as the task lives. A single file can be followed in the same way.
 //!
-//! `plain=true` gives the bytes; otherwise Nomad's frames: JSON objects with the bytes in base64,
-//! the file's name and the offset behind them, and an empty object as a sign of life. A file that
-//! is deleted or cut off while it is followed is told by the frame's event.
+//! With `plain=true` the answer is the bytes. Otherwise it is Nomad's frames: JSON objects with the
+//! bytes in base64, the file's name and the offset behind them. An empty object shows that the
+//! connection is alive. If a followed file is deleted or truncated, a frame with that event says
+//! so.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf, sync::Arc, time::Duration};
@@ -205,9 +206,9 @@ impl Source {
         }
     }
 
-    /// The place `offset` bytes after the start, or before the end. No bytes before the end of a
-    /// log mean the beginning of its newest file, as in Nomad: its clients look at the end of a log
-    /// this way.
+    /// The place `offset` bytes after the start of a log, or before its end. With 0 bytes before
+    /// the end it is the beginning of the newest file, as in Nomad, whose clients show the end of a
+    /// log this way.
     fn position(&self, from_end: bool, offset: u64) -> io::Result<Position> {
         let mut sizes = Vec::new();
         for index in self.indexes()? {

@@ -1,7 +1,6 @@
-//! File work of requests: few threads, and a limited time for each piece. A file system that hangs,
-//! or a folder that takes for ever to read, costs those who ask for it, and nothing else of the
-//! agent. So many answers of files are under way at a time, each until its client has taken the
-//! last of it.
+//! File work of requests: a few threads, and a time limit for each piece of work. If a file system
+//! hangs or a folder takes very long to read, only the requests for it suffer. The number of file
+//! answers under way is bounded; one is under way until its client has read all of it.
 
 use std::{io, sync::Arc, time::Duration};
 

@@ -1,6 +1,6 @@
-//! One look at the machine: how much of each resource is left for this process, and how little is
-//! too little. What cannot be read is left out, unless it cannot be read for want of the same
-//! resource.
+//! One measurement of the machine: how much of each resource is left for this process, and below
+//! which amount it is short. A resource that cannot be read is left out, unless the read failed for
+//! lack of that very resource.
 
 use std::{fs, io, path::Path, sync::RwLock, thread};
 
