@@ -224,6 +224,15 @@ fn first_line(error: &ClientError) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
+/// Who this program says it acts for: `user@host`.
+pub(crate) fn actor() -> String {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let user = variable("USER").or_else(|| variable("LOGNAME"));
+    let system = rustix::system::uname();
+    let host = system.nodename().to_string_lossy().into_owned();
+    format!("{}@{host}", user.as_deref().unwrap_or("unknown"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

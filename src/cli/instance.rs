@@ -6,8 +6,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::client;
-use super::context::{Context, Exit, Outcome};
-use super::node::actor;
+use super::context::{Context, Exit, Outcome, actor};
 use super::output::{Style, pairs};
 use super::pool;
 use super::resolve::{self, INSTANCE};

@@ -11,8 +11,7 @@ use http_api::percent::encode;
 use serde_json::{Value, json};
 
 use super::client::ClientError;
-use super::context::{Context, Exit, Outcome};
-use super::node::actor;
+use super::context::{Context, Exit, Outcome, actor};
 use super::output::{Style, pairs, table};
 use super::view::{Fields, rows};
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::service;
 use crate::{
-    cli::context::{Context, Exit, Outcome},
+    cli::context::{Context, Exit, Outcome, actor},
     cli::named::meta_of,
     cli::view::{Fields, into_rows},
     cli::{client, output, resolve, time},
@@ -111,7 +111,7 @@ pub(super) fn run(context: &Context, arguments: &DrainArgs) -> Outcome {
 fn request(arguments: &DrainArgs) -> Value {
     if arguments.disable {
         let mark = !arguments.keep_ineligible;
-        return json!({"DrainSpec": null, "MarkEligible": mark, "Actor": service::actor()});
+        return json!({"DrainSpec": null, "MarkEligible": mark, "Actor": actor()});
     }
     let deadline = arguments.deadline.unwrap_or(DEADLINE_DEFAULT);
     // Nomad's encoding: negative stops everything at once, zero waits without limit.
@@ -125,7 +125,7 @@ fn request(arguments: &DrainArgs) -> Value {
     json!({
         "DrainSpec": {"Deadline": deadline, "IgnoreSystemJobs": arguments.ignore_system},
         "MarkEligible": false,
-        "Actor": service::actor(),
+        "Actor": actor(),
     })
 }
 

@@ -7,7 +7,6 @@ mod pool;
 mod service;
 
 pub(super) use pool::NodePoolCommand;
-pub(super) use service::actor;
 
 use std::collections::BTreeMap;
 

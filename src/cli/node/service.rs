@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::meta;
 use crate::{
-    cli::context::{Context, Exit, Outcome},
+    cli::context::{Context, Exit, Outcome, actor},
     cli::output::{Style, table},
     cli::view::{Fields, rows},
     cli::{client, resolve, time},
@@ -104,15 +104,6 @@ pub(crate) struct EventsArgs {
     node: String,
     #[command(flatten)]
     style: Style,
-}
-
-/// Who this program says it acts for: `user@host`.
-pub(crate) fn actor() -> String {
-    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let user = variable("USER").or_else(|| variable("LOGNAME"));
-    let system = rustix::system::uname();
-    let host = system.nodename().to_string_lossy().into_owned();
-    format!("{}@{host}", user.as_deref().unwrap_or("unknown"))
 }
 
 fn put(context: &Context, id: &str, verb: &str, mut body: Value) -> anyhow::Result<Value> {
