@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod answers;
 mod bad_input;
 mod blocking;
 mod capacity;

@@ -80,6 +80,19 @@ impl TestCluster {
         Written { index: applied.index, reply: applied.reply }
     }
 
+    /// Lets a driver of the state machine go on from here.
+    pub(super) fn with_driver(&self, script: impl FnOnce(&mut fsm::testing::Driver)) {
+        let mut guard = self.state.lock().unwrap();
+        let now = guard.at().max(fsm::testing::START_MS);
+        let mut driver =
+            fsm::testing::Driver { state: State::clone(&guard), now, ..Default::default() };
+        script(&mut driver);
+        *guard = Arc::new(driver.state);
+        let index = guard.index();
+        drop(guard);
+        self.index.send_replace(index);
+    }
+
     #[track_caller]
     pub(super) fn must(&self, command: Command) -> Reply {
         let reply = self.apply(command, None).reply;
