@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::Value;
 
 use super::client::{ADDRESS_DEFAULT, Client, ClientError, Target};
-use super::output::Output;
+use super::output::{Cell, Output};
 use super::time;
 
 /// Between two looks at something that is being followed.
@@ -173,6 +173,19 @@ impl Context {
         let mut columns = columns.to_vec();
         if self.client.namespace() == Some("*") {
             columns.insert(1, ("Namespace", "Namespace"));
+        }
+        columns
+    }
+
+    /// The columns of a list, with the namespace where rows of all namespaces are asked for.
+    pub(crate) fn with_namespaces<'a, T>(
+        &self,
+        columns: &[(&'a str, Cell<'a, T>)],
+        namespace: Cell<'a, T>,
+    ) -> Vec<(&'a str, Cell<'a, T>)> {
+        let mut columns = columns.to_vec();
+        if self.client.namespace() == Some("*") {
+            columns.insert(1, ("Namespace", namespace));
         }
         columns
     }

@@ -8,12 +8,13 @@ use anyhow::bail;
 use clap::{Args, Subcommand};
 use http_api::percent::encode;
 use serde_json::{Value, json};
+use shapes::{Deployment, DeploymentGroup, DeploymentWritten};
 
 use super::client;
 use super::context::{Context, Exit, Outcome};
 use super::lines::Lines;
-use super::output::{Style, fields, pairs, table};
-use super::view::{Fields, newest_first, rows};
+use super::output::{Cell, Style, listed, pairs, table};
+use super::view::{Fields, newest_first, rows, shape};
 use super::{resolve, time};
 
 /// Inspect and steer how versions of jobs are rolled out
@@ -176,18 +177,22 @@ fn list(context: &Context, filter: Option<&str>, style: Style) -> Outcome {
 fn show_list(context: &Context, answer: &Value, style: Style) -> Outcome {
     if style.json {
         context.output.json(answer)?;
-    } else if rows(answer).is_empty() {
-        context.line("No deployments")?;
-    } else {
-        let columns = [
-            ("ID", "ID"),
-            ("Job ID", "JobID"),
-            ("Job Version", "JobVersion"),
-            ("Status", "Status"),
-            ("Description", "StatusDescription"),
-        ];
-        context.line(fields(rows(answer), &context.with_namespace(&columns), style))?;
+        return Ok(Exit::Success);
     }
+    let deployments: Vec<Deployment> = shape(answer)?;
+    if deployments.is_empty() {
+        context.line("No deployments")?;
+        return Ok(Exit::Success);
+    }
+    let columns: [(&str, Cell<'_, Deployment>); 5] = [
+        ("ID", &|row| style.id(&row.id)),
+        ("Job ID", &|row| row.job_id.clone()),
+        ("Job Version", &|row| row.job_version.to_string()),
+        ("Status", &|row| row.status.clone()),
+        ("Description", &|row| row.status_description.clone()),
+    ];
+    let columns = context.with_namespaces(&columns, &|row| row.namespace.clone());
+    context.line(listed(&deployments, &columns))?;
     Ok(Exit::Success)
 }
 
@@ -200,10 +205,11 @@ pub(super) fn of_job(context: &Context, arguments: &OfJobArgs) -> Outcome {
         let answer = context.client.get(&format!("{path}/deployment"), &[namespace])?;
         if arguments.style.json {
             context.output.json(&answer)?;
-        } else if answer.text("ID").is_empty() {
-            context.line("No deployment")?;
-        } else {
-            context.line(summary(&answer, arguments.style))?;
+            return Ok(Exit::Success);
+        }
+        match shape::<Option<Deployment>>(&answer)? {
+            None => context.line("No deployment")?,
+            Some(deployment) => context.line(summary(&deployment, arguments.style))?,
         }
         return Ok(Exit::Success);
     }
@@ -219,12 +225,12 @@ fn status(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
         return Ok(exit(&follow(context, &id, style, false)?));
     }
     let path = format!("/v1/deployment/{id}");
-    let row = client::or_missing(context.client.get(&path, &[]), "deployment", &id)?;
+    let answer = client::or_missing(context.client.get(&path, &[]), "deployment", &id)?;
     if style.json {
-        context.output.json(&row)?;
+        context.output.json(&answer)?;
         return Ok(Exit::Success);
     }
-    let mut sections = vec![summary(&row, style)];
+    let mut sections = vec![summary(&shape(&answer)?, style)];
     let allocations = context.client.get(&format!("/v1/deployment/allocations/{id}"), &[])?;
     if style.verbose && !rows(&allocations).is_empty() {
         let now = context.now_nanoseconds();
@@ -254,24 +260,23 @@ fn status(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
 }
 
 /// What a deployment is, and how its groups stand.
-pub(super) fn summary(row: &Value, style: Style) -> String {
+pub(super) fn summary(row: &Deployment, style: Style) -> String {
     let head = pairs(&[
-        ("ID", style.id(row.text("ID"))),
-        ("Job ID", row.shown("JobID")),
-        ("Job Version", row.shown("JobVersion")),
-        ("Status", row.shown("Status")),
-        ("Description", row.shown("StatusDescription")),
+        ("ID", style.id(&row.id)),
+        ("Job ID", row.job_id.clone()),
+        ("Job Version", row.job_version.to_string()),
+        ("Status", row.status.clone()),
+        ("Description", row.status_description.clone()),
     ]);
     format!("{head}\n\nDeployed\n{}", groups(row))
 }
 
 /// How the groups of a deployment stand. Columns that no group uses are left out.
-pub(super) fn groups(row: &Value) -> String {
-    let states = row.entries("TaskGroups");
-    let any = |test: &dyn Fn(&Value) -> bool| states.iter().any(|(_, state)| test(state));
-    let reverts = any(&|state| state.flag("AutoRevert"));
-    let canaries = any(&|state| state.number("DesiredCanaries") > 0);
-    let deadlines = any(&|state| state.number("ProgressDeadline") > 0);
+pub(super) fn groups(row: &Deployment) -> String {
+    let any = |test: &dyn Fn(&DeploymentGroup) -> bool| row.task_groups.values().any(test);
+    let reverts = any(&|group| group.auto_revert);
+    let canaries = any(&|group| group.desired_canaries > 0);
+    let deadlines = any(&|group| group.progress_deadline > 0);
     let mut headers = vec!["Task Group"];
     headers.extend(reverts.then_some("Auto Revert"));
     headers.extend(canaries.then_some("Promoted"));
@@ -279,41 +284,38 @@ pub(super) fn groups(row: &Value) -> String {
     headers.extend(canaries.then_some("Canaries"));
     headers.extend(["Placed", "Healthy", "Unhealthy"]);
     headers.extend(deadlines.then_some("Progress Deadline"));
-    let lines: Vec<Vec<String>> = states
-        .iter()
-        .map(|(name, state)| {
-            let mut line = vec![(*name).to_owned()];
-            line.extend(reverts.then(|| state.flag("AutoRevert").to_string()));
-            line.extend(canaries.then(|| match state.number("DesiredCanaries") {
-                0 => "N/A".to_owned(),
-                _ => state.flag("Promoted").to_string(),
-            }));
-            line.push(state.shown("DesiredTotal"));
-            line.extend(canaries.then(|| state.shown("DesiredCanaries")));
-            let counts = ["PlacedAllocs", "HealthyAllocs", "UnhealthyAllocs"];
-            line.extend(counts.map(|field| state.shown(field)));
-            line.extend(deadlines.then(|| deadline(state)));
-            line
-        })
-        .collect();
+    let line = |(name, group): (&String, &DeploymentGroup)| {
+        let mut line = vec![name.clone()];
+        line.extend(reverts.then(|| group.auto_revert.to_string()));
+        line.extend(canaries.then(|| match group.desired_canaries {
+            0 => "N/A".to_owned(),
+            _ => group.promoted.to_string(),
+        }));
+        line.push(group.desired_total.to_string());
+        line.extend(canaries.then(|| group.desired_canaries.to_string()));
+        let counts = [group.placed_allocs, group.healthy_allocs, group.unhealthy_allocs];
+        line.extend(counts.map(|count| count.to_string()));
+        line.extend(deadlines.then(|| deadline(group)));
+        line
+    };
+    let lines: Vec<Vec<String>> = row.task_groups.iter().map(line).collect();
     table(&headers, &lines)
 }
 
-fn deadline(state: &Value) -> String {
-    let by = state.text("RequireProgressBy");
+fn deadline(group: &DeploymentGroup) -> String {
     // Nothing was placed yet, or nothing is waited for.
-    if by.is_empty() { "N/A".to_owned() } else { by.to_owned() }
+    group.require_progress_by.clone().unwrap_or_else(|| "N/A".to_owned())
 }
 
 /// Promotes the newest deployment of a job.
 pub(super) fn promote_job(context: &Context, arguments: &PromoteJobArgs) -> Outcome {
     let job = resolve::job(context, &arguments.job)?;
     let path = format!("/v1/job/{}/deployment", encode(&job.id));
-    let row = context.client.get(&path, &[("namespace", job.namespace.as_str())])?;
-    if row.text("ID").is_empty() {
+    let answer = context.client.get(&path, &[("namespace", job.namespace.as_str())])?;
+    let Some(row) = shape::<Option<Deployment>>(&answer)? else {
         bail!("job \"{}\" has no deployment to promote", job.id);
-    }
-    promote(context, row.text("ID"), &arguments.group, arguments.detach, arguments.style)
+    };
+    promote(context, &row.id, &arguments.group, arguments.detach, arguments.style)
 }
 
 fn promote(context: &Context, id: &str, groups: &[String], detach: bool, style: Style) -> Outcome {
@@ -339,11 +341,12 @@ fn write(
         context.output.json(&answer)?;
         return Ok(Exit::Success);
     }
-    if let Some(version) = answer.present("RevertedJobVersion") {
+    let written: DeploymentWritten = shape(&answer)?;
+    if let Some(version) = written.reverted_job_version {
         context.line(format!("The job goes back to version {version}"))?;
     }
     if detach {
-        match answer.text("EvalID") {
+        match written.eval_id.as_str() {
             "" => context.line(format!("Deployment \"{}\" paused", style.id(id)))?,
             evaluation => context.line(format!("Evaluation ID: {evaluation}"))?,
         }
@@ -353,13 +356,13 @@ fn write(
 }
 
 /// Whether a deployment is not over.
-pub(super) fn goes_on(row: &Value) -> bool {
-    matches!(row.text("Status"), "running" | "paused")
+pub(super) fn goes_on(row: &Deployment) -> bool {
+    matches!(row.status.as_str(), "running" | "paused")
 }
 
 /// Exit status of a deployment that was followed to its end.
-pub(super) fn exit(row: &Value) -> Exit {
-    if row.text("Status") == "successful" { Exit::Success } else { Exit::Failure }
+pub(super) fn exit(row: &Deployment) -> Exit {
+    if row.status == "successful" { Exit::Success } else { Exit::Failure }
 }
 
 /// Follows a deployment until it ends, and after a failure the one of the version that the job goes
@@ -369,11 +372,10 @@ pub(super) fn follow(
     id: &str,
     style: Style,
     silent: bool,
-) -> anyhow::Result<Value> {
+) -> anyhow::Result<Deployment> {
     let ended = Follower { context, style, lines: Lines { context, silent }, shown: String::new() }
         .follow(id)?;
-    let why = ended.text("StatusDescription");
-    if why.contains("- rolling back to job version") {
+    if ended.status_description.contains("- rolling back to job version") {
         await_rollback(context, &ended, style, silent)?;
     }
     Ok(ended)
@@ -383,22 +385,24 @@ pub(super) fn follow(
 /// more or stopped first.
 fn await_rollback(
     context: &Context,
-    ended: &Value,
+    ended: &Deployment,
     style: Style,
     silent: bool,
 ) -> anyhow::Result<()> {
-    let job_path = format!("/v1/job/{}", encode(ended.text("JobID")));
-    let namespace = [("namespace", ended.text("Namespace"))];
+    let job_path = format!("/v1/job/{}", encode(&ended.job_id));
+    let namespace = [("namespace", ended.namespace.as_str())];
     loop {
         let latest = context.get_patiently(&format!("{job_path}/deployment"), &namespace)?;
-        if latest.number("CreateIndex") > ended.number("CreateIndex") {
+        let latest = shape::<Option<Deployment>>(&latest)?.unwrap_or_default();
+        if latest.create_index > ended.create_index {
             let mut back =
                 Follower { context, style, lines: Lines { context, silent }, shown: String::new() };
-            back.follow(latest.text("ID"))?;
+            back.follow(&latest.id)?;
             return Ok(());
         }
         let job = context.get_patiently(&job_path, &namespace)?;
-        if job.number("Version") > ended.number("JobVersion") + 1 || job.flag("Stop") {
+        let last = i64::try_from(ended.job_version).unwrap_or(i64::MAX);
+        if job.number("Version") > last.saturating_add(1) || job.flag("Stop") {
             return Ok(());
         }
         context.pause();
@@ -414,17 +418,16 @@ struct Follower<'a> {
 }
 
 impl Follower<'_> {
-    fn follow(&mut self, id: &str) -> anyhow::Result<Value> {
+    fn follow(&mut self, id: &str) -> anyhow::Result<Deployment> {
         self.lines.heading(&format!("Monitoring deployment \"{}\"", self.style.id(id)))?;
         loop {
             let answer = self.context.get_patiently(&format!("/v1/deployment/{id}"), &[]);
-            let row = client::or_missing(answer, "deployment", id)?;
-            let status = row.text("Status").to_owned();
+            let row: Deployment = shape(&client::or_missing(answer, "deployment", id)?)?;
             let over = !goes_on(&row);
             self.show(&row, over)?;
             if over {
                 let shown = self.style.id(id);
-                let why = row.text("StatusDescription");
+                let (status, why) = (&row.status, &row.status_description);
                 self.lines.heading(&format!("Deployment \"{shown}\" {status}: {why}"))?;
                 return Ok(row);
             }
@@ -433,7 +436,7 @@ impl Follower<'_> {
     }
 
     /// A table that changes in place on a terminal, lines for what has changed elsewhere.
-    fn show(&mut self, row: &Value, is_last: bool) -> anyhow::Result<()> {
+    fn show(&mut self, row: &Deployment, is_last: bool) -> anyhow::Result<()> {
         let text = summary(row, self.style);
         if self.lines.silent || text == self.shown {
             return Ok(());
@@ -448,13 +451,17 @@ impl Follower<'_> {
                 output.block(&lines)?;
             }
         } else {
-            if self.shown.is_empty() || !self.shown.contains(row.text("StatusDescription")) {
-                self.lines.detail(row.text("StatusDescription"))?;
+            if self.shown.is_empty() || !self.shown.contains(&row.status_description) {
+                self.lines.detail(&row.status_description)?;
             }
-            for (name, state) in row.entries("TaskGroups") {
-                let counts = ["PlacedAllocs", "HealthyAllocs", "UnhealthyAllocs"];
-                let [placed, healthy, unhealthy] = counts.map(|field| state.shown(field));
-                let desired = state.shown("DesiredTotal");
+            for (name, group) in &row.task_groups {
+                let DeploymentGroup {
+                    desired_total: desired,
+                    placed_allocs: placed,
+                    healthy_allocs: healthy,
+                    unhealthy_allocs: unhealthy,
+                    ..
+                } = group;
                 self.lines.detail(&format!(
                     "Task group \"{name}\": desired {desired}, placed {placed}, healthy {healthy}, unhealthy {unhealthy}"
                 ))?;

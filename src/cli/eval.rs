@@ -185,7 +185,7 @@ fn status(context: &Context, arguments: &StatusArgs) -> Outcome {
     }
     let allocations = context.client.get(&format!("{path}/allocations"), &[])?;
     let now = context.now_nanoseconds();
-    let failures = placement::failures(&evaluation, "");
+    let failures = placement::failures(&evaluation, "")?;
     let mut sections = vec![pairs(&[
         ("ID", style.id(&id)),
         ("Create Time", time::ago(now, evaluation.number("CreateTime"))),

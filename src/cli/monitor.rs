@@ -15,12 +15,13 @@ use std::time::Duration;
 
 use http_api::percent::encode;
 use serde_json::{Value, json};
+use shapes::Deployment;
 
 use super::client::or_missing;
 use super::context::{Context, Exit};
 use super::lines::Lines;
 use super::output::Style;
-use super::view::{Fields, into_rows};
+use super::view::{Fields, into_rows, shape};
 use super::{deployment, placement, time};
 
 /// How long an evaluation that was just created may be unknown to the server that is asked.
@@ -61,7 +62,7 @@ pub(crate) struct Report {
     pub(crate) evaluation: Value,
     pub(crate) allocations: Vec<Value>,
     /// Null: the evaluation was part of none.
-    pub(crate) deployment: Value,
+    pub(crate) deployment: Option<Deployment>,
 }
 
 impl Report {
@@ -128,9 +129,8 @@ impl<'a> Monitor<'a> {
                 id = newer;
                 continue;
             }
-            let deployment = Value::Null;
-            let mut report =
-                Report { verdict: Verdict::Placed, evaluation, allocations, deployment };
+            let verdict = Verdict::Placed;
+            let mut report = Report { verdict, evaluation, allocations, deployment: None };
             // That the deployment of a job ends with it was asked for.
             if report.evaluation.text("TriggeredBy") == "job-deregister" {
                 self.deployment.clear();
@@ -151,7 +151,7 @@ impl<'a> Monitor<'a> {
             return Ok(false);
         }
         let answer = self.context.get_patiently(&format!("/v1/deployment/{id}"), &[]);
-        Ok(deployment::goes_on(&or_missing(answer, "deployment", id)?))
+        Ok(deployment::goes_on(&shape(&or_missing(answer, "deployment", id)?)?))
     }
 
     /// Follows the deployment, if there is one, to its end: what found no room at first may find it
@@ -161,8 +161,10 @@ impl<'a> Monitor<'a> {
             return Ok(());
         }
         let (id, silent) = (&self.deployment, self.lines.silent);
-        report.deployment = deployment::follow(self.context, id, self.style, silent)?;
-        if deployment::exit(&report.deployment) != Exit::Success {
+        let ended = deployment::follow(self.context, id, self.style, silent)?;
+        let is_well = deployment::exit(&ended) == Exit::Success;
+        report.deployment = Some(ended);
+        if !is_well {
             report.verdict = Verdict::DeploymentFailed;
         } else if goes_on {
             report.verdict = Verdict::Placed;
@@ -298,7 +300,7 @@ impl<'a> Monitor<'a> {
     fn judge(&mut self, id: &str, report: &mut Report, in_deployment: bool) -> anyhow::Result<()> {
         let evaluation = &report.evaluation;
         let status = evaluation.text("Status").to_owned();
-        let failures = placement::failures(evaluation, "    ");
+        let failures = placement::failures(evaluation, "    ")?;
         if status == "complete" && failures.is_empty() && !in_deployment {
             report.allocations = self.follow_allocations(id)?;
         }

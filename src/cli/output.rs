@@ -40,6 +40,17 @@ pub(crate) fn fields(rows: &[Value], columns: &[(&str, &str)], style: Style) -> 
     table(&heads, &lines)
 }
 
+/// A table of rows by (heading, cell).
+pub(crate) fn listed<T>(rows: &[T], columns: &[(&str, Cell<'_, T>)]) -> String {
+    let line = |row: &T| columns.iter().map(|(_, cell)| cell(row)).collect();
+    let lines: Vec<Vec<String>> = rows.iter().map(line).collect();
+    let heads: Vec<&str> = columns.iter().map(|(head, _)| *head).collect();
+    table(&heads, &lines)
+}
+
+/// What a column shows of a row.
+pub(crate) type Cell<'a, T> = &'a dyn Fn(&T) -> String;
+
 /// Where a command prints.
 #[derive(Debug)]
 pub(crate) struct Output {

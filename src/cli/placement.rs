@@ -6,42 +6,41 @@ use std::collections::BTreeMap;
 use fsm::{Metrics, Text};
 use scheduler::explain;
 use serde_json::Value;
+use shapes::PlacementMetrics;
 
-use super::view::Fields;
+use super::view::{Fields, shape};
 
 /// Lines about every task group of an evaluation that could not be placed; empty if all were.
-pub(crate) fn failures(evaluation: &Value, indent: &str) -> Vec<String> {
+pub(crate) fn failures(evaluation: &Value, indent: &str) -> anyhow::Result<Vec<String>> {
     let mut lines = Vec::new();
-    for (group, metric) in evaluation.entries("FailedTGAllocs") {
-        lines.push(format!("{indent}{}", explain::heading(group, &metrics(metric))));
-        lines.extend(reasons(metric).into_iter().map(|reason| format!("{indent}  * {reason}")));
+    for (group, found) in evaluation.entries("FailedTGAllocs") {
+        let found: PlacementMetrics = shape(found)?;
+        lines.push(format!("{indent}{}", explain::heading(group, &metrics(&found))));
+        lines.extend(reasons(&found).into_iter().map(|reason| format!("{indent}  * {reason}")));
     }
-    lines
+    Ok(lines)
 }
 
-/// One sentence per fact of a metric.
-pub(crate) fn reasons(metric: &Value) -> Vec<String> {
-    explain::reasons(&metrics(metric), metric.text("NodePool"))
+/// One sentence per fact that a pass counted.
+pub(crate) fn reasons(found: &PlacementMetrics) -> Vec<String> {
+    explain::reasons(&metrics(found), &found.node_pool)
 }
 
-/// What an answer counts; a count that is absent is 0.
-fn metrics(metric: &Value) -> Metrics {
-    let number = |value: i64| u32::try_from(value).unwrap_or_default();
-    let count = |name| number(metric.number(name));
-    let counts = |name| -> BTreeMap<Text, u32> {
-        let of = |value: &Value| number(value.as_i64().unwrap_or_default());
-        metric.entries(name).into_iter().map(|(key, value)| (key.into(), of(value))).collect()
+fn metrics(found: &PlacementMetrics) -> Metrics {
+    let counts = |of: &BTreeMap<String, u32>| -> BTreeMap<Text, u32> {
+        of.iter().map(|(name, count)| (name.as_str().into(), *count)).collect()
     };
+    let of_some = |of: &Option<BTreeMap<String, u32>>| of.as_ref().map(counts).unwrap_or_default();
     Metrics {
-        nodes_evaluated: count("NodesEvaluated"),
-        nodes_in_pool: count("NodesInPool"),
-        nodes_available: counts("NodesAvailable"),
-        nodes_exhausted: count("NodesExhausted"),
-        class_filtered: counts("ClassFiltered"),
-        constraint_filtered: counts("ConstraintFiltered"),
-        class_exhausted: counts("ClassExhausted"),
-        dimension_exhausted: counts("DimensionExhausted"),
-        coalesced_failures: count("CoalescedFailures"),
+        nodes_evaluated: found.nodes_evaluated,
+        nodes_in_pool: found.nodes_in_pool,
+        nodes_available: counts(&found.nodes_available),
+        nodes_exhausted: found.nodes_exhausted,
+        class_filtered: of_some(&found.class_filtered),
+        constraint_filtered: of_some(&found.constraint_filtered),
+        class_exhausted: of_some(&found.class_exhausted),
+        dimension_exhausted: of_some(&found.dimension_exhausted),
+        coalesced_failures: found.coalesced_failures,
         ..Metrics::default()
     }
 }
@@ -61,7 +60,7 @@ mod tests {
                 "DimensionExhausted": {"memory": 1}, "ClassFiltered": null},
         }});
         assert_eq!(
-            failures(&evaluation, "  ").join("\n"),
+            failures(&evaluation, "  ").unwrap().join("\n"),
             "  Task Group \"db\" (failed to place 1 allocation):
     * No nodes were eligible for evaluation
     * No nodes are available in datacenter \"dc1\"
@@ -70,6 +69,6 @@ mod tests {
     * Resources exhausted on 1 node
     * Dimension \"memory\" exhausted on 1 node"
         );
-        assert!(failures(&json!({"FailedTGAllocs": null}), "").is_empty());
+        assert!(failures(&json!({"FailedTGAllocs": null}), "").unwrap().is_empty());
     }
 }

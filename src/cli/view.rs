@@ -1,8 +1,15 @@
-//! Reading fields of API answers: absent and `null` read as empty.
-//!
-//! Must never fail: a server of another version may leave fields out.
+//! Reading API answers: as a type of `shapes`, or field by field, where absent and `null` read as
+//! empty.
 
+use anyhow::Context as _;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+/// An answer as the type that it should have; what it lacks is empty.
+pub(crate) fn shape<T: DeserializeOwned>(answer: &Value) -> anyhow::Result<T> {
+    T::deserialize(answer)
+        .context("the server's answer is not understood: is it of another version?")
+}
 
 /// Fields of a JSON object by name.
 pub(crate) trait Fields {

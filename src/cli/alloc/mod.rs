@@ -9,11 +9,12 @@ mod tail;
 use clap::{Args, Subcommand};
 use http_api::percent::encode;
 use serde_json::{Value, json};
+use shapes::PlacementMetrics;
 
 use super::context::{Context, Exit, Outcome};
 use super::monitor::{self, event_text};
 use super::output::{Style, fields, pairs, table};
-use super::view::{Fields, rows};
+use super::view::{Fields, rows, shape};
 use super::{client, placement, resolve, stats, time};
 
 pub(crate) use fs::FsArgs;
@@ -191,7 +192,7 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     }
     let metric = allocation.present("Metrics").filter(|_| style.verbose);
     if let Some(metric) = metric {
-        sections.push(scores(metric));
+        sections.push(scores(&shape(metric)?));
     }
     context.line(sections.join("\n\n"))?;
     Ok(Exit::Success)
@@ -334,26 +335,25 @@ fn task_section(
     text
 }
 
-fn scores(metric: &Value) -> String {
-    let lines: Vec<Vec<String>> = metric
-        .items("ScoreMetaData")
-        .iter()
+fn scores(found: &PlacementMetrics) -> String {
+    let scored = found.score_meta_data.iter().flatten();
+    let lines: Vec<Vec<String>> = scored
         .map(|score| {
-            let parts = score.entries("Scores").into_iter();
-            let parts: Vec<String> = parts.map(|(name, value)| format!("{name}={value}")).collect();
-            vec![score.shown("NodeID"), score.shown("NormScore"), parts.join(" ")]
+            let parts = score.scores.iter().map(|(name, value)| format!("{name}={value:?}"));
+            let parts: Vec<String> = parts.collect();
+            vec![score.node_id.clone(), format!("{:?}", score.norm_score), parts.join(" ")]
         })
         .collect();
     let mut text = format!(
         "Placement Metrics\n{}",
         pairs(&[
-            ("Nodes Evaluated", metric.shown("NodesEvaluated")),
-            ("Nodes Filtered", metric.shown("NodesFiltered")),
-            ("Nodes Exhausted", metric.shown("NodesExhausted")),
-            ("Allocation Time", format!("{} ns", metric.number("AllocationTime"))),
+            ("Nodes Evaluated", found.nodes_evaluated.to_string()),
+            ("Nodes Filtered", found.nodes_filtered.to_string()),
+            ("Nodes Exhausted", found.nodes_exhausted.to_string()),
+            ("Allocation Time", format!("{} ns", found.allocation_time)),
         ])
     );
-    for reason in placement::reasons(metric) {
+    for reason in placement::reasons(found) {
         text.push_str("\n  * ");
         text.push_str(&reason);
     }

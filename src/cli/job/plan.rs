@@ -71,7 +71,8 @@ pub(super) fn run(context: &Context, arguments: &PlanArgs) -> Outcome {
         let style = DiffStyle { colour: context.colours, verbose: arguments.verbose };
         context.output.painted(&diff::lines(&answer["Diff"], style))?;
     }
-    context.line(format!("Scheduler dry-run:\n{}", dry_run(&answer, context.now_nanoseconds())))?;
+    context
+        .line(format!("Scheduler dry-run:\n{}", dry_run(&answer, context.now_nanoseconds())?))?;
     print_warnings(context, Some(&file), &answer)?;
     let index = answer.number("JobModifyIndex");
     context.line(format!(
@@ -101,14 +102,14 @@ fn exit(answer: &Value) -> Exit {
     if any { Exit::Failure } else { Exit::Success }
 }
 
-fn dry_run(answer: &Value, now_nanoseconds: i64) -> String {
+fn dry_run(answer: &Value, now_nanoseconds: i64) -> anyhow::Result<String> {
     let mut lines = Vec::new();
     if answer.entries("FailedTGAllocs").is_empty() {
         lines.push("- All tasks successfully allocated.".to_owned());
     } else {
         lines.push("- WARNING: Failed to place all allocations.".to_owned());
     }
-    lines.extend(placement::failures(answer, "  "));
+    lines.extend(placement::failures(answer, "  ")?);
     let preempted = answer["Annotations"].items("PreemptedAllocs");
     if !preempted.is_empty() {
         let count = preempted.len();
@@ -137,5 +138,5 @@ fn dry_run(answer: &Value, now_nanoseconds: i64) -> String {
     }
     let mut text = lines.join("\n");
     text.push('\n');
-    text
+    Ok(text)
 }

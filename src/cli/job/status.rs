@@ -4,13 +4,14 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use clap::Args;
 use http_api::percent::encode;
 use serde_json::Value;
+use shapes::Deployment;
 
 use super::periodic;
 use crate::{
     cli::context::{Context, Exit, Outcome},
     cli::deployment::groups,
     cli::output::{Style, pairs, table},
-    cli::view::{Fields, into_rows, rows, texts},
+    cli::view::{Fields, into_rows, rows, shape, texts},
     cli::{placement, resolve, time},
 };
 
@@ -122,7 +123,7 @@ struct Job {
     summary: Value,
     allocations: Vec<Value>,
     evaluations: Vec<Value>,
-    deployment: Value,
+    deployment: Option<Deployment>,
     /// The newest of its children, if it has any.
     children: Vec<Value>,
 }
@@ -153,7 +154,7 @@ impl Job {
                 &[("all", if all { "true" } else { "false" }), namespace],
             )?),
             evaluations: into_rows(read("/evaluations", &[namespace])?),
-            deployment: read("/deployment", &[namespace])?,
+            deployment: shape(&read("/deployment", &[namespace])?)?,
         })
     }
 }
@@ -176,12 +177,12 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     }
     sections.push(format!("Summary\n{}", summary(&job.summary)));
     if !arguments.short {
-        sections.extend(blocked(&job.evaluations));
+        sections.extend(blocked(&job.evaluations)?);
         sections.extend(ended(&job.specification, &job.allocations));
         if style.verbose || arguments.evals {
             sections.push(format!("Evaluations\n{}", evaluations(&job.evaluations)));
         }
-        sections.extend(deployment(&job.deployment, style));
+        sections.extend(job.deployment.as_ref().map(|row| deployment(row, style)));
         sections.push(format!("Allocations\n{}", allocations(context, &job.allocations, style)));
     }
     context.line(sections.join("\n\n"))?;
@@ -356,15 +357,16 @@ fn summary(summary: &Value) -> String {
 }
 
 /// Why the newest blocked evaluation waits.
-fn blocked(evaluations: &[Value]) -> Option<String> {
+fn blocked(evaluations: &[Value]) -> anyhow::Result<Option<String>> {
     let waiting = evaluations.iter().filter(|evaluation| evaluation.text("Status") == "blocked");
-    let blocked = waiting.max_by_key(|evaluation| evaluation.number("CreateIndex"))?;
+    let newest = waiting.max_by_key(|evaluation| evaluation.number("CreateIndex"));
+    let Some(blocked) = newest else { return Ok(None) };
     // The blocked evaluation itself carries the reasons only in some servers; the one that made it
     // always does.
     let parent = evaluations.iter().find(|row| row.text("BlockedEval") == blocked.text("ID"));
-    let mut lines = placement::failures(blocked, "");
+    let mut lines = placement::failures(blocked, "")?;
     if lines.is_empty() {
-        lines = parent.map(|parent| placement::failures(parent, "")).unwrap_or_default();
+        lines = parent.map_or_else(|| Ok(Vec::new()), |parent| placement::failures(parent, ""))?;
     }
     if lines.is_empty() {
         lines.push("Waiting for capacity".to_owned());
@@ -376,7 +378,7 @@ fn blocked(evaluations: &[Value]) -> Option<String> {
             waits_for.iter().map(|one| format!("  * {}", one.as_str().unwrap_or(""))).collect();
         text = format!("{text}\n\nInstances\n{}", lines.join("\n"));
     }
-    Some(text)
+    Ok(Some(text))
 }
 
 fn evaluations(evaluations: &[Value]) -> String {
@@ -396,17 +398,13 @@ fn evaluations(evaluations: &[Value]) -> String {
     table(&["ID", "Priority", "Triggered By", "Status", "Placement Failures"], &lines)
 }
 
-fn deployment(deployment: &Value, style: Style) -> Option<String> {
-    if deployment.text("ID").is_empty() {
-        return None;
-    }
+fn deployment(row: &Deployment, style: Style) -> String {
     let head = pairs(&[
-        ("ID", style.id(deployment.text("ID"))),
-        ("Status", deployment.shown("Status")),
-        ("Description", deployment.shown("StatusDescription")),
+        ("ID", style.id(&row.id)),
+        ("Status", row.status.clone()),
+        ("Description", row.status_description.clone()),
     ]);
-    let groups = groups(deployment);
-    Some(format!("Latest Deployment\n{head}\n\nDeployed\n{groups}"))
+    format!("Latest Deployment\n{head}\n\nDeployed\n{}", groups(row))
 }
 
 fn allocations(context: &Context, allocations: &[Value], style: Style) -> String {
@@ -461,10 +459,10 @@ mod tests {
             json!({"ID": "b", "Status": "blocked"}),
         ];
         assert_eq!(
-            blocked(&evaluations).unwrap_or_default(),
+            blocked(&evaluations).unwrap().unwrap_or_default(),
             "Placement Failure\nTask Group \"web\" (failed to place 1 allocation):\n  * Resources exhausted on 1 node"
         );
-        assert_eq!(blocked(&evaluations[..1]), None);
+        assert_eq!(blocked(&evaluations[..1]).unwrap(), None);
     }
     #[test]
     fn what_was_ended_and_runs_again_nowhere_is_told_with_the_remedy() {

@@ -20,7 +20,7 @@ use std::{sync::Arc, time::Duration};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use fsm::{Extent, Index, State, table::TableId};
-use serde_json::Value;
+use serde::Serialize;
 use tokio::time::Instant;
 use wire::api::{ApiError, Limit, ReadMode, Snapshot};
 
@@ -44,12 +44,12 @@ const ROWS_INLINE_MAX: usize = 2_000;
 impl Call {
     /// Answers with one object. `view` returns `None` if it does not exist; the error then names it
     /// as `what`.
-    pub(crate) async fn item(
+    pub(crate) async fn item<T: Serialize>(
         &self,
         what: &str,
         tables: &'static [TableId],
         index: impl Fn(&State) -> Option<Index> + Send + Sync,
-        view: impl FnOnce(&State) -> Option<Value> + Send + Sync,
+        view: impl FnOnce(&State) -> Option<T> + Send + Sync,
     ) -> Result<Answer, Error> {
         let body = |state: &State| view(state).map(|value| self.body_of(&value)).transpose();
         self.item_body(what, tables, index, body).await
@@ -91,12 +91,12 @@ impl Call {
 
     /// Answers with one object that is derived from many rows of `tables`. Its index is that of the
     /// tables.
-    pub(crate) async fn derived(
+    pub(crate) async fn derived<T: Serialize>(
         &self,
         what: &str,
         tables: &'static [TableId],
         extent: impl Fn(&State) -> Extent + Send + Sync,
-        view: impl FnOnce(&State) -> Option<Value> + Send + Sync,
+        view: impl FnOnce(&State) -> Option<T> + Send + Sync,
     ) -> Result<Answer, Error> {
         let index = |state: &State| tables_index(state, tables);
         let snapshot = self.snapshot(tables, &index, &extent).await?;
@@ -108,10 +108,10 @@ impl Call {
     }
 
     /// Answers with a value that depends on whole tables.
-    pub(crate) async fn document(
+    pub(crate) async fn document<T: Serialize>(
         &self,
         tables: &'static [TableId],
-        view: impl FnOnce(&State) -> Result<Value, Error> + Send + Sync,
+        view: impl FnOnce(&State) -> Result<T, Error> + Send + Sync,
     ) -> Result<Answer, Error> {
         let index = |state: &State| tables_index(state, tables);
         let snapshot = self.snapshot(tables, &index, &whole).await?;
@@ -121,10 +121,10 @@ impl Call {
 
     /// Like [`Self::document`], for a view that reads every row. With many rows it waits for its
     /// turn, see [`Self::in_turn`].
-    pub(crate) async fn document_in_turn(
+    pub(crate) async fn document_in_turn<T: Serialize + Send + 'static>(
         &self,
         tables: &'static [TableId],
-        view: impl FnOnce(&State) -> Result<Value, Error> + Send + 'static,
+        view: impl FnOnce(&State) -> Result<T, Error> + Send + 'static,
     ) -> Result<Answer, Error> {
         let index = |state: &State| tables_index(state, tables);
         let snapshot = self.snapshot(tables, &index, &whole).await?;

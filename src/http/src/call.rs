@@ -17,6 +17,7 @@ use bytes::Bytes;
 use fsm::{Command, EvaluationId, Reply, RequestId, Text, TimeMs};
 use ground::caller::Caller;
 use scheduler::Budget;
+use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use wire::api::{Api, ReadMode, Snapshot, Written};
@@ -372,7 +373,11 @@ impl Call {
     }
 
     /// An answer with a JSON body.
-    pub(crate) fn answer(&self, value: &Value, meta: Option<Meta>) -> Result<Answer, Error> {
+    pub(crate) fn answer(
+        &self,
+        value: &impl Serialize,
+        meta: Option<Meta>,
+    ) -> Result<Answer, Error> {
         self.answer_body(self.body_of(value)?, meta)
     }
 
@@ -386,14 +391,14 @@ impl Call {
     pub(crate) fn answer_with(
         &self,
         status: StatusCode,
-        value: &Value,
+        value: &impl Serialize,
         meta: Option<Meta>,
     ) -> Result<Answer, Error> {
         Ok(Answer::json(status, self.body_of(value)?, meta))
     }
 
     /// Encodes JSON, indented if the request has `pretty`.
-    pub(crate) fn body_of(&self, value: &Value) -> Result<Bytes, Error> {
+    pub(crate) fn body_of(&self, value: &impl Serialize) -> Result<Bytes, Error> {
         let pretty = self.flag("pretty")?;
         let body =
             if pretty { serde_json::to_vec_pretty(value) } else { serde_json::to_vec(value) };
@@ -405,13 +410,10 @@ impl Call {
     pub(crate) fn answer_write(
         &self,
         written: &Written,
-        mut value: Value,
+        of: impl Serialize,
     ) -> Result<Answer, Error> {
-        if let Value::Object(object) = &mut value {
-            object.insert("Index".to_owned(), written.index.into());
-            object.insert("LastContact".to_owned(), 0.into());
-            object.insert("KnownLeader".to_owned(), true.into());
-        }
+        let value =
+            shapes::Written { of, index: written.index, known_leader: true, last_contact: 0 };
         let meta = Meta {
             index: written.index,
             last_contact: Duration::ZERO,

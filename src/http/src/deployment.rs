@@ -5,7 +5,6 @@ use fsm::{
     deployment::{FailDeployment, PauseDeployment, PromoteDeployment, SetAllocationHealth},
     table::TableId,
 };
-use serde_json::{Value, json};
 use wire::api::Written;
 
 use super::{
@@ -104,7 +103,7 @@ async fn of_job(call: Call) -> Result<Answer, Error> {
     let all = call.flag("all")?;
     call.document(TABLES, |state| {
         let rows = of_incarnation(state, key, all);
-        Ok(rows.map(|row| view::deployment(&row)).collect())
+        Ok(rows.map(|row| view::deployment(&row)).collect::<Vec<_>>())
     })
     .await
 }
@@ -115,7 +114,7 @@ async fn latest_of_job(call: Call) -> Result<Answer, Error> {
     let key = &call.job_path()?.key(call)?;
     let view = |state: &State| {
         let latest = of_incarnation(state, key, false).next();
-        Ok(latest.map_or(Value::Null, |row| view::deployment(&row)))
+        Ok(latest.map(|row| view::deployment(&row)))
     };
     call.document(TABLES, view).await
 }
@@ -205,17 +204,17 @@ async fn write(call: &Call, command: impl Into<Command>) -> Result<Answer, Error
     call.answer_write(&written, reply(&written))
 }
 
-fn reply(written: &Written) -> Value {
+fn reply(written: &Written) -> shapes::DeploymentWritten {
     let evaluation = written.reply.evaluations().first().copied();
     let reverted_to = if let Reply::Deployment { reverted_to, .. } = &written.reply {
         *reverted_to
     } else {
         None
     };
-    json!({
-        "EvalID": evaluation.map_or_else(String::new, |id| id.to_string()),
-        "EvalCreateIndex": if evaluation.is_some() { written.index } else { 0 },
-        "DeploymentModifyIndex": written.index,
-        "RevertedJobVersion": reverted_to,
-    })
+    shapes::DeploymentWritten {
+        deployment_modify_index: written.index,
+        eval_create_index: if evaluation.is_some() { written.index } else { 0 },
+        eval_id: evaluation.map_or_else(String::new, |id| id.to_string()),
+        reverted_job_version: reverted_to,
+    }
 }

@@ -71,7 +71,7 @@ pub(super) async fn plan(call: Call) -> Result<Answer, Error> {
     warnings.extend(job_warnings::of_cluster(&state, &spec));
     let now = call.api.now_ms();
     let prediction = call.in_turn(ROWS, move || predict(&state, now, command, with_diff)).await?;
-    let failed: Map<_, _> = prediction
+    let failed: BTreeMap<_, _> = prediction
         .failed
         .iter()
         .map(|(name, metrics)| {
@@ -88,7 +88,7 @@ pub(super) async fn plan(call: Call) -> Result<Answer, Error> {
         },
         "CreatedEvals": view::list_or_null(prediction.created),
         "Diff": prediction.diff,
-        "FailedTGAllocs": view::map_or_null(failed.into()),
+        "FailedTGAllocs": view::map_or_null(json!(failed)),
         "Index": index,
         "JobModifyIndex": prediction.job_modify_index,
         "NextPeriodicLaunch": next_launch(&spec, call.now_s()),

@@ -12,6 +12,7 @@ use fsm::{
     Text,
     table::{Row, Table},
 };
+use serde::Serialize;
 use serde_json::Value;
 
 use super::{call::Call, error::Error, filter::Filter};
@@ -133,34 +134,34 @@ impl List {
     }
 
     /// Adds the rows of the requested page, in the order of their keys.
-    pub(crate) fn fill<T, K: PageKey>(
+    pub(crate) fn fill<T, K: PageKey, V: Serialize>(
         &mut self,
         rows: Vec<T>,
         key: impl Fn(&T) -> K,
-        view: impl Fn(&T) -> Value,
+        view: impl Fn(&T) -> V,
     ) -> Result<(), Error> {
         self.fill_with(rows, key, view, None::<fn(&T) -> Value>)
     }
 
     /// Like [`Self::fill`], for rows that are shown in part. The filter may use any field of
     /// `whole`.
-    pub(crate) fn fill_stubs<T, K: PageKey>(
+    pub(crate) fn fill_stubs<T, K: PageKey, V: Serialize, W: Serialize>(
         &mut self,
         rows: Vec<T>,
         key: impl Fn(&T) -> K,
-        stub: impl Fn(&T) -> Value,
-        whole: impl Fn(&T) -> Value,
+        stub: impl Fn(&T) -> V,
+        whole: impl Fn(&T) -> W,
     ) -> Result<(), Error> {
         self.fill_with(rows, key, stub, Some(whole))
     }
 
     /// Stops at the first row of the next page, so that no later row is looked at.
-    fn fill_with<T, K: PageKey>(
+    fn fill_with<T, K: PageKey, V: Serialize, W: Serialize>(
         &mut self,
         mut rows: Vec<T>,
         key: impl Fn(&T) -> K,
-        view: impl Fn(&T) -> Value,
-        whole: Option<impl Fn(&T) -> Value>,
+        view: impl Fn(&T) -> V,
+        whole: Option<impl Fn(&T) -> W>,
     ) -> Result<(), Error> {
         rows.sort_by_key(&key);
         if self.paging.reverse {
@@ -186,11 +187,11 @@ impl List {
                 self.next_token = Some(key(row).token());
                 break;
             }
-            let value = view(row);
+            let row_shown = view(row);
             if let Some(filter) = &self.filter {
-                let whole = whole.as_ref().map(|whole| move || whole(row));
+                let whole = whole.as_ref().map(|whole| move || value_of(&whole(row)));
                 let whole = whole.as_ref().map(|whole| whole as &dyn Fn() -> Value);
-                if !filter.selects(&value, whole)? {
+                if !filter.selects(&value_of(&row_shown), whole)? {
                     continue;
                 }
             }
@@ -198,13 +199,13 @@ impl List {
                 self.next_token = Some(key(row).token());
                 break;
             }
-            self.push(&value)?;
+            self.push(&row_shown)?;
             shown += 1;
         }
         Ok(())
     }
 
-    fn push(&mut self, row: &Value) -> Result<(), Error> {
+    fn push(&mut self, row: &impl Serialize) -> Result<(), Error> {
         if self.bytes.len() > 1 {
             self.bytes.push(b',');
         }
@@ -226,6 +227,11 @@ impl List {
         }
         Ok((self.bytes.into(), self.next_token))
     }
+}
+
+/// A shape as JSON, for a filter to look at.
+pub(crate) fn value_of(shape: &impl Serialize) -> Value {
+    serde_json::to_value(shape).expect("keys are texts, and numbers are finite")
 }
 
 /// A prefix of an id: hexadecimal digits. Dashes are ignored.

@@ -45,6 +45,11 @@ fn text(text: &Text) -> Value {
     Value::from(&**text)
 }
 
+/// A list; none, which is null, when nothing is in it, as Nomad has lists that were never filled.
+pub(super) fn some_unless_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
+    (!list.is_empty()).then_some(list)
+}
+
 /// A list; null when nothing is in it, as Nomad has lists that were never filled.
 pub(super) fn list_or_null(list: Vec<Value>) -> Value {
     if list.is_empty() { Value::Null } else { list.into() }

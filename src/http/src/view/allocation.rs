@@ -50,7 +50,7 @@ pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
     let spec = version.map(|version| &*version.spec);
     let group = spec.and_then(|spec| spec.group(&allocation.group));
     let metrics = allocation.metrics.as_deref();
-    let placed_by = metrics.map_or(Value::Null, |metrics| placement_metrics(metrics, spec, group));
+    let placed_by = json!(metrics.map(|metrics| placement_metrics(metrics, spec, group)));
     let mut value = common(state, allocation);
     if let Value::Object(object) = &mut value {
         let more = [

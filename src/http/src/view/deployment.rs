@@ -1,51 +1,48 @@
 //! Deployments.
 
-use fsm::{Deployment, Text, deployment::DeploymentGroup};
-use serde_json::{Map, Value, json};
+use fsm::{Deployment, deployment::DeploymentGroup};
 
-use super::{list_or_null, text};
+use super::some_unless_empty;
 use crate::time;
 
 /// A deployment.
-pub(crate) fn deployment(row: &Deployment) -> Value {
-    let state = |(name, group): (&Text, &DeploymentGroup)| {
+pub(crate) fn deployment(row: &Deployment) -> shapes::Deployment {
+    let groups = row.groups.iter().map(|(name, group)| {
         let canaries = row.placed_canaries.get(name).into_iter().flatten();
-        let canaries = canaries.map(|id| Value::from(id.to_string())).collect();
-        (name.to_string(), group_state(group, canaries))
-    };
-    let groups: Map<_, _> = row.groups.iter().map(state).collect();
-    json!({
-        "ID": row.id.to_string(),
-        "Namespace": text(&row.job.namespace),
-        "JobID": text(&row.job.id),
-        "JobVersion": row.job_version,
-        "JobModifyIndex": row.job_modify_index,
-        "JobSpecModifyIndex": row.job_modify_index,
-        "JobCreateIndex": row.job_create_index,
-        "IsMultiregion": false,
-        "TaskGroups": groups,
-        "Status": row.status.name(),
-        "StatusDescription": text(&row.description),
-        "EvalPriority": row.priority,
-        "CreateIndex": row.create_index,
-        "ModifyIndex": row.modify_index,
-        "CreateTime": time::nanoseconds(row.created_at),
-        "ModifyTime": time::nanoseconds(row.modified_at),
-    })
+        (name.to_string(), group_of(group, canaries.map(ToString::to_string).collect()))
+    });
+    shapes::Deployment {
+        create_index: row.create_index,
+        create_time: time::nanoseconds(row.created_at),
+        eval_priority: row.priority,
+        id: row.id.to_string(),
+        is_multiregion: false,
+        job_create_index: row.job_create_index,
+        job_id: row.job.id.to_string(),
+        job_modify_index: row.job_modify_index,
+        job_spec_modify_index: row.job_modify_index,
+        job_version: row.job_version,
+        modify_index: row.modify_index,
+        modify_time: time::nanoseconds(row.modified_at),
+        namespace: row.job.namespace.to_string(),
+        status: row.status.name().to_owned(),
+        status_description: row.description.to_string(),
+        task_groups: groups.collect(),
+    }
 }
 
-fn group_state(group: &DeploymentGroup, canaries: Vec<Value>) -> Value {
-    json!({
-        "AutoRevert": group.auto_revert,
-        "AutoPromote": group.auto_promote,
-        "ProgressDeadline": time::nanoseconds(group.progress_deadline_ms),
-        "RequireProgressBy": time::rfc3339_or_null(group.require_progress_by.unwrap_or(0)),
-        "Promoted": group.promoted,
-        "PlacedCanaries": list_or_null(canaries),
-        "DesiredCanaries": group.goal.canaries,
-        "DesiredTotal": group.goal.total,
-        "PlacedAllocs": group.placed,
-        "HealthyAllocs": group.healthy,
-        "UnhealthyAllocs": group.unhealthy,
-    })
+fn group_of(group: &DeploymentGroup, canaries: Vec<String>) -> shapes::DeploymentGroup {
+    shapes::DeploymentGroup {
+        auto_promote: group.auto_promote,
+        auto_revert: group.auto_revert,
+        desired_canaries: group.goal.canaries,
+        desired_total: group.goal.total,
+        healthy_allocs: group.healthy,
+        placed_allocs: group.placed,
+        placed_canaries: some_unless_empty(canaries),
+        progress_deadline: time::nanoseconds(group.progress_deadline_ms),
+        promoted: group.promoted,
+        require_progress_by: time::rfc3339_or_null(group.require_progress_by.unwrap_or(0)),
+        unhealthy_allocs: group.unhealthy,
+    }
 }

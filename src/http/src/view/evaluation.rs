@@ -20,7 +20,7 @@ fn evaluation(state: &State, evaluation: &Evaluation, related: Option<Vec<Value>
     let groups = spec.map_or(&[][..], |spec| &spec.groups);
     let groups: BTreeMap<&str, &TaskGroup> =
         groups.iter().map(|group| (&*group.name, group)).collect();
-    let failed: Map<_, _> = evaluation
+    let failed: BTreeMap<_, _> = evaluation
         .failed_groups
         .iter()
         .map(|(group, metrics)| {
@@ -36,7 +36,7 @@ fn evaluation(state: &State, evaluation: &Evaluation, related: Option<Vec<Value>
     let queued = count_map(&evaluation.queued);
     let mut value = evaluation_stub(evaluation);
     if let Value::Object(object) = &mut value {
-        object.insert("FailedTGAllocs".to_owned(), map_or_null(failed.into()));
+        object.insert("FailedTGAllocs".to_owned(), map_or_null(json!(failed)));
         object.insert("ClassEligibility".to_owned(), map_or_null(classes.into()));
         object.insert("EscapedComputedClass".to_owned(), evaluation.escaped.into());
         object.insert("QueuedAllocations".to_owned(), map_or_null(queued));

@@ -1,10 +1,12 @@
 //! What a scheduling pass saw: metrics of allocations that it placed, and of groups that found no
 //! room.
 
-use fsm::{JobSpec, Metrics, TaskGroup, resources::Dimension};
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
-use super::{count_map, list_or_null, map_or_null};
+use fsm::{JobSpec, Metrics, TaskGroup, Text, resources::Dimension};
+use shapes::{NodeScore, PlacementMetrics, TaskAsk};
+
+use super::some_unless_empty;
 
 /// Parts of a score that Nomad shows as 0 where they do not apply, but for jobs that run once per
 /// node.
@@ -15,67 +17,70 @@ pub(crate) fn placement_metrics(
     metrics: &Metrics,
     spec: Option<&JobSpec>,
     group: Option<&TaskGroup>,
-) -> Value {
+) -> PlacementMetrics {
     let is_per_node = spec.is_some_and(|spec| spec.kind.is_per_node());
     let unscored = if is_per_node { &[][..] } else { &SCORED_ALWAYS };
-    let scores: Vec<Value> = metrics
-        .scores
-        .iter()
-        .map(|score| {
-            let own = score.parts.iter();
-            let mut parts: Map<_, _> =
-                own.map(|(name, millionths)| (name.to_string(), score_json(*millionths))).collect();
-            for name in unscored {
-                parts.entry(*name).or_insert_with(|| score_json(0));
-            }
-            json!({
-                "NodeID": score.node.to_string(),
-                "Scores": parts,
-                "NormScore": score_json(score.total),
-            })
-        })
-        .collect();
-    json!({
-        "NodesEvaluated": metrics.nodes_evaluated,
-        "NodesFiltered": metrics.nodes_filtered,
-        "NodesInPool": metrics.nodes_in_pool,
-        "NodePool": spec.map_or("", |spec| &*spec.node_pool),
-        "NodesAvailable": count_map(&metrics.nodes_available),
-        "ClassFiltered": map_or_null(count_map(&metrics.class_filtered)),
-        "ConstraintFiltered": map_or_null(count_map(&metrics.constraint_filtered)),
-        "NodesExhausted": metrics.nodes_exhausted,
-        "ClassExhausted": map_or_null(count_map(&metrics.class_exhausted)),
-        "DimensionExhausted": map_or_null(count_map(&metrics.dimension_exhausted)),
-        "QuotaExhausted": Value::Null,
-        "ResourcesExhausted": map_or_null(resources_exhausted(metrics, group)),
-        "Scores": Value::Null,
-        "ScoreMetaData": list_or_null(scores),
-        "AllocationTime": 0,
-        "CoalescedFailures": metrics.coalesced_failures,
-    })
+    let scores = metrics.scores.iter().map(|score| {
+        let own = score.parts.iter();
+        let mut scores: BTreeMap<_, _> =
+            own.map(|(name, millionths)| (name.to_string(), fraction(*millionths))).collect();
+        for name in unscored {
+            scores.entry((*name).to_owned()).or_insert_with(|| fraction(0));
+        }
+        NodeScore { norm_score: fraction(score.total), node_id: score.node.to_string(), scores }
+    });
+    PlacementMetrics {
+        allocation_time: 0,
+        class_exhausted: counts_or_none(&metrics.class_exhausted),
+        class_filtered: counts_or_none(&metrics.class_filtered),
+        coalesced_failures: metrics.coalesced_failures,
+        constraint_filtered: counts_or_none(&metrics.constraint_filtered),
+        dimension_exhausted: counts_or_none(&metrics.dimension_exhausted),
+        node_pool: spec.map_or_else(String::new, |spec| spec.node_pool.to_string()),
+        nodes_available: counts(&metrics.nodes_available),
+        nodes_evaluated: metrics.nodes_evaluated,
+        nodes_exhausted: metrics.nodes_exhausted,
+        nodes_filtered: metrics.nodes_filtered,
+        nodes_in_pool: metrics.nodes_in_pool,
+        quota_exhausted: None,
+        resources_exhausted: resources_exhausted(metrics, group),
+        score_meta_data: some_unless_empty(scores.collect()),
+        scores: None,
+    }
+}
+
+fn counts(map: &BTreeMap<Text, u32>) -> BTreeMap<String, u32> {
+    map.iter().map(|(key, count)| (key.to_string(), *count)).collect()
+}
+
+fn counts_or_none(map: &BTreeMap<Text, u32>) -> Option<BTreeMap<String, u32>> {
+    (!map.is_empty()).then(|| counts(map))
 }
 
 /// What each task asks of the resources that ran out.
-fn resources_exhausted(metrics: &Metrics, group: Option<&TaskGroup>) -> Value {
+fn resources_exhausted(
+    metrics: &Metrics,
+    group: Option<&TaskGroup>,
+) -> Option<BTreeMap<String, TaskAsk>> {
     let ran_out = |dimension: Dimension| metrics.dimension_exhausted.contains_key(dimension.name());
     let (cpu, memory) = (ran_out(Dimension::Cpu), ran_out(Dimension::Memory));
     let tasks = group.map_or(&[][..], |group| &group.tasks);
-    let asked: Map<_, _> = tasks
+    let asked: BTreeMap<_, _> = tasks
         .iter()
         .filter(|_| cpu || memory)
         .map(|task| {
             let asks = task.resources;
-            let shown = json!({
-                "CPU": if cpu { asks.cpu_mhz } else { 0 },
-                "MemoryMB": if memory { asks.memory_mb } else { 0 },
-            });
+            let shown = TaskAsk {
+                cpu: if cpu { asks.cpu_mhz } else { 0 },
+                memory_mb: if memory { asks.memory_mb } else { 0 },
+            };
             (task.name.to_string(), shown)
         })
         .collect();
-    asked.into()
+    (!asked.is_empty()).then_some(asked)
 }
 
 /// Scores are integers in the state; Nomad shows fractions.
-fn score_json(millionths: i32) -> Value {
-    Value::from(f64::from(millionths) / 1e6)
+fn fraction(millionths: i32) -> f64 {
+    f64::from(millionths) / 1e6
 }
