@@ -13,10 +13,9 @@ use anyhow::Context;
 use bpaf::{Args, Bpaf, ParseFailure};
 
 use crate::{
-    a1,
     child::{Case, Origin, RESULT, Report},
     class::Class,
-    coverage, flag, many, run, selftest, shrink,
+    control_plane, coverage, flag, many, run, selftest, shrink,
     swarm::Override,
     trace,
 };
@@ -148,8 +147,9 @@ enum Verb {
         change: Change,
     },
     /// Runs schedules of the control plane alone, over a model log: much faster, no Raft.
-    #[bpaf(command)]
-    A1(#[bpaf(external(a1::a1))] a1::A1),
+    // `a1` was its name before.
+    #[bpaf(command("control"), long("a1"))]
+    ControlPlane(#[bpaf(external(control_plane::control_plane))] control_plane::ControlPlane),
     /// Runs seeds with each planted bug until one fails that passes without it; exit 1 when a bug is not found. Needs a build with `--features plant`.
     #[bpaf(command)]
     Selftest {
@@ -177,7 +177,7 @@ impl Verb {
             | Self::Plan { source, .. }
             | Self::Determinism { source, .. }
             | Self::Shrink { source, .. } => source.check(),
-            Self::A1(arguments) => arguments.check(),
+            Self::ControlPlane(arguments) => arguments.check(),
             Self::Many { .. } | Self::Selftest { .. } => Ok(()),
         }
     }
@@ -218,7 +218,7 @@ pub(crate) fn main() -> ExitCode {
             many::run(from..to, &change.into_override(), jobs, fail_fast, json.as_deref())
         }
         Verb::Shrink { source, change } => shrink::run(source.with(change)),
-        Verb::A1(arguments) => a1::run(&arguments),
+        Verb::ControlPlane(arguments) => control_plane::run(&arguments),
         Verb::Selftest { plants, seeds, schedules, jobs } => {
             selftest::run(&plants, seeds, schedules, jobs)
         }
@@ -446,21 +446,35 @@ mod tests {
     }
 
     #[test]
-    fn good_command_lines_of_a1() {
-        let a1 = |seed, from, to, jobs| a1::A1 { seed, steps: None, from, to, jobs, plant: None };
+    fn good_command_lines_of_control() {
+        let control = |seed, from, to, jobs| {
+            let (steps, plant) = (None, None);
+            control_plane::ControlPlane { seed, steps, from, to, jobs, plant }
+        };
         let table = [
-            ("a1", a1(None, None, None, 2)),
-            ("a1 --to 20", a1(None, None, Some(20), 2)),
-            ("a1 --from 1 --to 20 -j 3", a1(None, Some(1), Some(20), 3)),
-            ("a1 --seed 7 -j 3", a1(Some(7), None, None, 3)),
-            ("a1 --plant x", a1::A1 { plant: Some("x".into()), ..a1(None, None, None, 2) }),
+            ("control", control(None, None, None, 2)),
+            ("a1", control(None, None, None, 2)),
+            ("a1 --to 20", control(None, None, Some(20), 2)),
+            ("control --to 20", control(None, None, Some(20), 2)),
+            ("control --from 1 --to 20 -j 3", control(None, Some(1), Some(20), 3)),
+            ("control --seed 7 -j 3", control(Some(7), None, None, 3)),
             (
-                "a1 --seed 7 --steps 0-17,40",
-                a1::A1 { steps: "0-17,40".parse().ok(), ..a1(Some(7), None, None, 2) },
+                "control --plant x",
+                control_plane::ControlPlane {
+                    plant: Some("x".into()),
+                    ..control(None, None, None, 2)
+                },
+            ),
+            (
+                "control --seed 7 --steps 0-17,40",
+                control_plane::ControlPlane {
+                    steps: "0-17,40".parse().ok(),
+                    ..control(Some(7), None, None, 2)
+                },
             ),
         ];
         for (line, arguments) in table {
-            assert_eq!(parse_line(line), Ok(Verb::A1(arguments)), "{line}");
+            assert_eq!(parse_line(line), Ok(Verb::ControlPlane(arguments)), "{line}");
         }
     }
 
@@ -496,12 +510,15 @@ mod tests {
             ("many --form 1", "`--form`, did you mean `--from`?"),
             ("many --to 3 -j", "`-j` requires an argument"),
             ("many --to 3 -j 65", "`65`: --jobs: it must be a number from 1 to 64"),
-            ("a1 --seed x", "`x`: --seed: invalid digit"),
-            ("a1 --seed 7 --steps x", "`x`: --steps: steps are numbers and ranges"),
-            ("a1 --steps 0-3 --to 3", "`--steps` needs `--seed`"),
-            ("a1 --seed 7 --from 1", "`--seed` cannot be used together with `--from` or `--to`"),
-            ("a1 --to 1 --seed 7", "`--seed` cannot be used together with `--from` or `--to`"),
-            ("a1 --jobs 0", "`0`: --jobs: it must be a number from 1 to 64"),
+            ("control --seed x", "`x`: --seed: invalid digit"),
+            ("control --seed 7 --steps x", "`x`: --steps: steps are numbers and ranges"),
+            ("control --steps 0-3 --to 3", "`--steps` needs `--seed`"),
+            (
+                "control --seed 7 --from 1",
+                "`--seed` cannot be used together with `--from` or `--to`",
+            ),
+            ("control --to 1 --seed 7", "`--seed` cannot be used together with `--from` or `--to`"),
+            ("control --jobs 0", "`0`: --jobs: it must be a number from 1 to 64"),
             ("selftest --seeds x", "`x`: --seeds: invalid digit"),
         ];
         for (line, part) in table {
@@ -511,12 +528,22 @@ mod tests {
     }
 
     #[test]
+    fn help_names_the_verb_control_and_not_its_old_name() {
+        let help = parse(vec!["--help".into()]).expect_err("help is no verb");
+        let ParseFailure::Stdout(text, _) = help else { panic!("{help:?}") };
+        let text = text.to_string();
+        let names =
+            |verb: &str| text.lines().any(|line| line.split_whitespace().next() == Some(verb));
+        assert!(names("control") && !names("a1") && !names("control-plane"), "{text}");
+    }
+
+    #[test]
     fn bad_arguments_have_an_exit_code_of_their_own() {
         let code = |line: &str| {
             let words = line.split_whitespace().map(OsString::from).collect();
             parse(words).err().map(|failure| exit_of(&failure))
         };
-        for line in ["", "bogus", "many --form 1", "plan", "plan --seed one", "a1 --steps 1"] {
+        for line in ["", "bogus", "many --form 1", "plan", "plan --seed one", "control --steps 1"] {
             assert_eq!(code(line), Some(ExitCode::from(254)), "{line}");
         }
         for line in ["--help", "-h", "help", "help many", "many --help", "many --to 3 -h"] {

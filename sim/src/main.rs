@@ -19,7 +19,6 @@
 //! ```
 //! Invariant: nothing in here reads a real clock, real randomness or a hash table's order, so that a seed gives the same trace each time.
 
-mod a1;
 mod agent;
 mod aimed;
 mod autopsy;
@@ -28,6 +27,7 @@ mod class;
 mod cli;
 mod client;
 mod clocks;
+mod control_plane;
 mod coverage;
 mod flag;
 mod invariants;

@@ -20,7 +20,7 @@ use anyhow::Context;
 use control::Steps;
 
 use self::plants::{Finder, PLANTS, Planted, Tier};
-use crate::{a1, child::Case};
+use crate::{child::Case, control_plane};
 
 /// Seeds without a bug, which must pass before any hunt begins.
 const CLEAN_SEEDS: u64 = 20;
@@ -43,7 +43,7 @@ impl Tier {
     /// What it runs, for people.
     fn text(self) -> &'static str {
         match self {
-            Self::ControlPlane => "the control plane alone (`sim a1`)",
+            Self::ControlPlane => "the control plane alone (`sim control`)",
             Self::Servers => "whole servers (`sim run`)",
         }
     }
@@ -52,7 +52,7 @@ impl Tier {
     fn run(self, seed: u64, plant: Option<&str>) -> anyhow::Result<Option<String>> {
         let failures = match self {
             Self::ControlPlane => {
-                a1::select(plant)?;
+                control_plane::select(plant)?;
                 control::run(seed, &Steps::default(), false).failures
             }
             Self::Servers => Case::of_seed(seed).run(None, plant)?.failures,
@@ -188,7 +188,7 @@ pub(crate) fn run(
     };
     // A bug is planted in the whole process, so schedules of the control plane run one after the other.
     let mut all = Tier::ControlPlane.hunt_all(&of_tier(Tier::ControlPlane), schedules, 1)?;
-    a1::select(None)?;
+    control_plane::select(None)?;
     all &= Tier::Servers.hunt_all(&of_tier(Tier::Servers), seeds, jobs)?;
     print_others(&chosen);
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -60,7 +60,7 @@ fn bad_arguments_are_refused() {
 #[test]
 fn no_seeds_are_no_success() {
     for range in [["--from", "7", "--to", "7"], ["--from", "2000", "--to", "200"]] {
-        for verb in ["many", "a1"] {
+        for verb in ["many", "control"] {
             let (passed, text) = sim(&[verb, range[0], range[1], range[2], range[3]]);
             assert!(!passed, "{text}");
             assert!(text.contains("there is no seed from"), "{text}");

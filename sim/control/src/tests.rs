@@ -1,6 +1,6 @@
 //! The control plane under many seeds: `cargo test -p control`.
 //!
-//! A few seeds here; `.ci/run` runs many with `sim a1`, the program for long runs and for looking at one seed.
+//! A few seeds here; `.ci/run` runs many with `sim control`, the program for long runs and for looking at one seed.
 //! `CONTROL_SEEDS=5000 cargo test -p control` runs more here, too.
 
 use super::*;
@@ -34,7 +34,7 @@ fn one_seed_is_made_small() {
     };
     let traced = run(seed, &steps, true);
     eprintln!("{}", traced.trace.join("\n"));
-    eprintln!("{:?}\nREPLAY: sim a1 --seed {seed} --steps {steps}", outcome.failures);
+    eprintln!("{:?}\nREPLAY: sim control --seed {seed} --steps {steps}", outcome.failures);
 }
 
 /// Each planted bug, with the number of seeds until it is seen: `CONTROL_PLANTS=3000 cargo test -p control --features plant planted -- --nocapture`.
@@ -74,7 +74,7 @@ fn nothing_is_broken_under_many_schedules() {
         let outcome = run(seed, &Steps::default(), false);
         coverage.add(&outcome.coverage);
         if let Some(failure) = outcome.failures.first() {
-            eprintln!("seed {seed}: {failure}\nREPLAY: sim a1 --seed {seed}");
+            eprintln!("seed {seed}: {failure}\nREPLAY: sim control --seed {seed}");
             failed.push(seed);
         }
     }

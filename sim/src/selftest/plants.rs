@@ -6,7 +6,7 @@
 /// A part of the simulation that runs seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tier {
-    /// The control plane over a model log, as `sim a1` runs it.
+    /// The control plane over a model log, as `sim control` runs it.
     ControlPlane,
     /// Whole servers, as `sim run` runs them.
     Servers,

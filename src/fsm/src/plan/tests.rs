@@ -800,7 +800,7 @@ fn a_plan_in_flight_meets_a_purged_job() {
     });
 }
 
-/// I45: found by `sim a1`: the version of the earlier job stayed for good.
+/// I45: found by `sim control`: the version of the earlier job stayed for good.
 #[test]
 fn the_version_of_a_purged_job_goes_when_the_last_allocation_leaves_it_in_place() {
     with_leader_changes(|driver| {

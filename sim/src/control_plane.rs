@@ -1,4 +1,4 @@
-//! The verb `a1`: schedules of the control plane over a model log (package `control`), many at a time in this process: they share nothing.
+//! The verb `control`: schedules of the control plane over a model log (package `control`), many at a time in this process: they share nothing.
 #![expect(clippy::print_stdout, reason = "this file is the program's output")]
 
 use std::{
@@ -24,7 +24,7 @@ const COVERAGE_SEEDS: u64 = 500;
 /// What to run.
 #[derive(Bpaf, Debug, PartialEq)]
 #[bpaf(ignore_rustdoc)]
-pub(crate) struct A1 {
+pub(crate) struct ControlPlane {
     /// One seed: made small when it fails, and its trace is printed.
     #[bpaf(long, argument::<String>("SEED"), parse(flag::value("seed")), optional)]
     pub(crate) seed: Option<u64>,
@@ -45,7 +45,7 @@ pub(crate) struct A1 {
     pub(crate) plant: Option<String>,
 }
 
-impl A1 {
+impl ControlPlane {
     /// Whether these flags go together.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         if self.seed.is_some() && (self.from.is_some() || self.to.is_some()) {
@@ -59,7 +59,7 @@ impl A1 {
 }
 
 /// Runs it. Exit 1: something was broken; 2: it did not meet what it must.
-pub(crate) fn run(arguments: &A1) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: &ControlPlane) -> anyhow::Result<ExitCode> {
     select(arguments.plant.as_deref())?;
     if let Some(seed) = arguments.seed {
         return Ok(one(seed, arguments.steps.as_ref()));
@@ -117,7 +117,7 @@ fn one(seed: u64, steps: Option<&Steps>) -> ExitCode {
     for failure in &outcome.failures {
         println!("FAIL seed {seed}: {failure}");
     }
-    println!("REPLAY: sim a1 --seed {seed} --steps {shrunk}");
+    println!("REPLAY: sim control --seed {seed} --steps {shrunk}");
     ExitCode::FAILURE
 }
 
@@ -148,7 +148,7 @@ fn many(seeds: Range<u64>, jobs: u8) -> ExitCode {
     let (coverage, mut failed) = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
     failed.sort_unstable();
     for (seed, failure) in failed.iter().take(PRINTED_MAX) {
-        println!("FAIL seed {seed}: {failure}\nREPLAY: sim a1 --seed {seed}");
+        println!("FAIL seed {seed}: {failure}\nREPLAY: sim control --seed {seed}");
     }
     for event in Event::ALL {
         println!("{:>10}  {}", coverage.of(*event), event.text());
