@@ -1,5 +1,5 @@
 //! The control plane under one seed: the real broker, blocked evaluations, plan queue, plan applier, heartbeats, deadlines, drainer, reapers,
-//! schedulers and state machine, run in one thread over a model log ([`log`]). No Raft, no network, no clock.
+//! schedulers and state machine, run in one thread over a model log. No Raft, no network, no clock.
 //!
 //! ```text
 //!  users ─┐                                       ┌─► server 0: applied prefix ─► (leadership: machines of `leader`) ─┐
@@ -10,59 +10,47 @@
 //! ```
 //!
 //! A schedule is a number of steps, each with dice of its own from (seed, number), so that cutting steps out leaves the others what they were:
-//! that is how a failure is made small ([`shrink`]). After the steps comes a quiet time in which everything promised must come true ([`quiet`]).
-//! What is judged after each entry is in [`oracle`]: [`invariants`] that the rows show, which the simulation of whole nodes uses too, and
-//! [`postconditions`] of each command.
+//! that is how a failure is made small ([`shrink`]). After the steps comes a quiet time in which everything promised must come true.
+//!
+//! The rooms, each of which uses only what is to the right of it or below:
+//!
+//! ```text
+//!  schedule   which part acts when: steps, undisturbed rounds, calm spells, the quiet end
+//!  feature    one file for each thing that goes on beside the steps, with what must hold because of it
+//!  people     users and operators, and the jobs that they draw
+//!  oracle     what must hold after each entry ─► postconditions of each command
+//!  cluster    servers, workers, agents and messages over the model log, with their trouble
+//!  promises   what a leadership owes, judged at each of its looks
+//!  invariants what the rows show; the simulation of whole nodes uses them too
+//! ```
 //!
 //! Modelled instead of run: the async shells of leadership, applier and worker (their decisions are in `leader`), Raft, and the agents.
 
 #![forbid(unsafe_code)]
 
-mod agent;
-mod balancers;
 #[cfg(test)]
 mod bulk;
-mod client;
-mod clocks;
-mod coverage;
-mod dispatches;
-mod evictions;
-mod extra;
-mod failures;
-mod groups;
+mod cluster;
+mod feature;
 pub mod invariants;
-mod leadership;
-mod lives;
-mod log;
-mod node_memory;
 mod oracle;
-mod order;
-mod orders;
-mod pools;
+mod people;
 mod postconditions;
 mod promises;
-mod quiet;
-mod rollouts;
+mod schedule;
 mod shrink;
-mod stretches;
-mod swarm;
-mod tenants;
 #[cfg(test)]
 mod tests;
-mod times;
-mod updates;
-mod words;
-mod worker;
-mod world;
 
-pub use coverage::{Coverage, Event};
-pub use shrink::{Steps, shrink};
+pub use self::{
+    cluster::coverage::{Coverage, Event},
+    schedule::STEPS,
+    shrink::{Steps, shrink},
+};
 
+use self::schedule::Schedule;
 use chance::Dice;
-use world::World;
 
-/// Steps of a schedule.
-pub const STEPS: u32 = 400;
 /// Seeds whose log is applied a second time: one in so many.
 const REPLAY_EVERY: u64 = 4;
 
@@ -84,46 +72,38 @@ pub struct Outcome {
 /// The committed log of a seed's schedule, without its quiet end: term and proposal of each entry, none for the first of a term. A realistic input
 /// for tests of what applies, stores and ships entries.
 pub fn log_of(seed: u64) -> Vec<(u64, Option<fsm::Proposal>)> {
-    let mut world = World::new(seed, false);
-    world.set_first_node_life(seed);
-    world.set_first_pool(seed);
-    world.set_first_preemption();
-    world.form(&mut Dice::numbered(seed, u64::MAX - 3));
+    let mut schedule = Schedule::new(seed, false);
     for number in Steps::default().iter() {
-        world.before_step(seed, number);
-        world.step(&mut Dice::numbered(seed, u64::from(number)));
+        schedule.step(number);
     }
-    let entries = world.log.committed().iter().map(|applied| &applied.entry);
+    let log = &schedule.world.cluster.log;
+    let entries = log.committed().iter().map(|applied| &applied.entry);
     entries.map(|entry| (entry.term, entry.proposal.clone())).collect()
 }
 
 /// Runs a schedule.
 pub fn run(seed: u64, steps: &Steps, traced: bool) -> Outcome {
-    let mut world = World::new(seed, traced);
-    world.set_first_node_life(seed);
-    world.set_first_pool(seed);
-    world.set_first_preemption();
-    world.form(&mut Dice::numbered(seed, u64::MAX - 3));
+    let mut schedule = Schedule::new(seed, traced);
     for number in steps.iter() {
-        world.before_step(seed, number);
-        world.step(&mut Dice::numbered(seed, u64::from(number)));
-        if !world.failures.is_empty() {
+        schedule.step(number);
+        if schedule.is_broken() {
             break;
         }
     }
     let mut dice = Dice::numbered(seed, u64::MAX - 2);
-    if world.failures.is_empty() {
-        world.end(&mut dice);
+    if !schedule.is_broken() {
+        schedule.end(&mut dice);
     }
-    if world.failures.is_empty() && seed.is_multiple_of(REPLAY_EVERY) {
-        let reload_at = dice.index(world.log.committed().len());
-        world.check_replay(reload_at);
+    if !schedule.is_broken() && seed.is_multiple_of(REPLAY_EVERY) {
+        let reload_at = dice.index(schedule.world.cluster.log.committed().len());
+        schedule.check_replay(reload_at);
     }
+    let cluster = &mut schedule.world.cluster;
     Outcome {
-        failures: std::mem::take(&mut world.failures),
-        coverage: world.coverage.clone(),
-        entries: world.log.last(),
-        digest: world.log.truth().digest().0,
-        trace: world.take_lines(),
+        failures: std::mem::take(&mut cluster.failures),
+        coverage: cluster.coverage.clone(),
+        entries: cluster.log.last(),
+        digest: cluster.log.truth().digest().0,
+        trace: cluster.take_lines(),
     }
 }

@@ -2,15 +2,15 @@
 //! what needs the whole log: requests, terms, the snapshots that plans were made on. It shares no code with what it checks: it sums over rows instead
 //! of trusting derived indexes. `fsm::invariant` runs besides, now and then and at the end, because it is slow.
 
-pub(crate) mod capacity;
+mod deployments;
+mod node_memory;
 mod nodes;
-mod pools;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
-    Allocation, AllocationId, ClientStatus, Command, Effect, EvaluationStatus, Index, Job, JobKind,
-    JobStatus, Plan, Reply, RequestId, State, TaskGroup, Trigger,
+    Allocation, ClientStatus, Command, Effect, EvaluationStatus, Index, Job, JobKind, JobStatus,
+    Plan, Reply, RequestId, State, TaskGroup, Trigger,
     command::{
         EvaluationCommand, JobCommand, NodeCommand, PlanCommand, SettingsCommand, UpkeepCommand,
     },
@@ -26,19 +26,18 @@ use fsm::{
 use leader::GcConfig;
 
 use crate::{
-    clocks,
-    coverage::Event,
-    dispatches, evictions,
+    cluster::{
+        coverage::{Coverage, Event},
+        log::{Applied, Log},
+    },
     invariants::{
         check_round_trip, check_state, check_step, check_waits, needs,
         needs::{has_ended, is_live},
     },
-    log::{Applied, Log},
-    node_memory::NodeMemory,
     postconditions::{self, Entry},
-    rollouts,
-    world::World,
 };
+
+use self::node_memory::NodeMemory;
 
 /// A whole check every so many entries.
 const WHOLE_EVERY: Index = 61;
@@ -52,82 +51,64 @@ pub(crate) struct Oracle {
     /// First reply to each request, and its index.
     requests: BTreeMap<RequestId, Reply>,
     nodes: NodeMemory,
-    capacity: capacity::Account,
-    dispatches: dispatches::Account,
 }
 
-impl World {
-    /// Commits one entry and judges it.
-    pub(crate) fn commit(&mut self) -> bool {
-        if !self.log.commit() {
-            return false;
-        }
-        let index = self.log.last();
-        let mut found = Vec::new();
-        let before = self.log.state_at(index - 1).clone();
-        if let Some(applied) = self.log.at(index) {
-            judge(&before, applied, &mut self.oracle, &mut found);
-            let broken = check_step(&before, &applied.state).into_iter();
-            found
-                .extend(broken.chain(check_state(&applied.state)).map(|broken| broken.to_string()));
-            let waits = check_waits(&applied.state, &self.failed_on);
-            found.extend(waits.iter().map(ToString::to_string));
-            judge_passes(&before, applied, &self.log, &mut found);
-            judge_garbage(&before, applied, &self.swarm.gc, &mut found);
-            let dispatches = &mut self.oracle.dispatches;
-            dispatches.judge(&before, applied, &mut self.coverage, &mut found);
-            clocks::judge(&before, applied, &mut found);
-            clocks::note(&before, applied, &mut self.coverage);
-            if let Some(pools) = &mut self.pools {
-                let (list, now) = (pools::list_of(applied), self.clock_ms);
-                pools::judge(&before, &applied.state, list, pools, now, &mut found);
-                pools.note_rows(&before, applied);
-                pools::note(&before, applied, &mut self.coverage);
-                self.oracle.capacity.judge(&before, applied, &mut self.coverage, &mut found);
-            }
-            note(&before, applied, &mut self.coverage);
-            evictions::note(&before, applied, &mut self.coverage);
-        }
-        if index.is_multiple_of(WHOLE_EVERY) {
-            let broken = check_round_trip(self.log.truth()).into_iter();
-            found.extend(broken.map(|broken| broken.to_string()));
-        }
-        let line =
-            self.log.at(index).map(|applied| crate::words::reply(&applied.reply, &applied.state));
-        self.trace(|| format!("{index} is committed: {}", line.unwrap_or_default()));
-        for one in found {
-            self.fail(format!("{one} (entry {index})"));
-        }
-        true
-    }
+/// What the oracle is shown besides an entry.
+pub(crate) struct Seen<'a> {
+    pub(crate) log: &'a Log,
+    pub(crate) gc: &'a GcConfig,
+    /// Nodes on which something failed.
+    pub(crate) failed_on: &'a BTreeSet<fsm::NodeId>,
+}
 
-    /// I8, I9: the log applied on another state, saved and loaded on the way, gives the same state, byte for byte.
-    pub(crate) fn check_replay(&mut self, reload_at: usize) {
-        let mut state = self.log.genesis().clone();
-        let mut differs = None;
-        for (place, applied) in self.log.committed().iter().enumerate() {
-            if place == reload_at {
-                state = testing::reload(&state);
-            }
-            let index = place as Index + 1;
-            match &applied.entry.proposal {
-                Some(proposal) => {
-                    let mut changes = ChangeSet::default();
-                    state.apply(index, applied.entry.term, proposal, &mut changes);
-                }
-                None => state.advance(index, applied.entry.term),
-            }
-            if state.digest() != applied.state.digest() {
-                differs = Some(index);
-                break;
-            }
+impl Oracle {
+    /// Judges the entry that was committed last.
+    pub(crate) fn judge(
+        &mut self,
+        before: &State,
+        applied: &Applied,
+        seen: &Seen<'_>,
+        found: &mut Found,
+    ) {
+        judge(before, applied, self, found);
+        let broken = check_step(before, &applied.state).into_iter();
+        found.extend(broken.chain(check_state(&applied.state)).map(|broken| broken.to_string()));
+        let waits = check_waits(&applied.state, seen.failed_on);
+        found.extend(waits.iter().map(ToString::to_string));
+        judge_passes(before, applied, seen.log, found);
+        judge_garbage(before, applied, seen.gc, found);
+    }
+}
+
+/// Now and then the whole state is written and read back.
+pub(crate) fn judge_whole(truth: &State, index: Index, found: &mut Found) {
+    if index.is_multiple_of(WHOLE_EVERY) {
+        let broken = check_round_trip(truth).into_iter();
+        found.extend(broken.map(|broken| broken.to_string()));
+    }
+}
+
+/// I8, I9: the log applied on another state, saved and loaded on the way, gives the same state, byte for byte.
+pub(crate) fn check_replay(log: &Log, reload_at: usize) -> Option<String> {
+    let mut state = log.genesis().clone();
+    for (place, applied) in log.committed().iter().enumerate() {
+        if place == reload_at {
+            state = testing::reload(&state);
         }
-        if let Some(index) = differs {
-            self.fail(format!("I8: another replica differs from index {index}"));
-        } else if testing::rows(&state) != testing::rows(self.log.truth()) {
-            self.fail("I8: the rows of another replica differ".to_owned());
+        let index = place as Index + 1;
+        match &applied.entry.proposal {
+            Some(proposal) => {
+                let mut changes = ChangeSet::default();
+                state.apply(index, applied.entry.term, proposal, &mut changes);
+            }
+            None => state.advance(index, applied.entry.term),
+        }
+        if state.digest() != applied.state.digest() {
+            return Some(format!("I8: another replica differs from index {index}"));
         }
     }
+    let is_same = testing::rows(&state) == testing::rows(log.truth());
+    (!is_same).then(|| "I8: the rows of another replica differ".to_owned())
 }
 
 type Found = Vec<String>;
@@ -505,7 +486,8 @@ fn judge_drains(before: &State, applied: &Applied, found: &mut Found) {
     }
 }
 
-fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
+/// Counts what an entry did.
+pub(crate) fn note(before: &State, applied: &Applied, coverage: &mut Coverage) {
     let Some(proposal) = &applied.entry.proposal else { return };
     let repeated = proposal.request.is_some_and(|request| before.sessions().contains(&request.id));
     if repeated {
@@ -564,7 +546,7 @@ fn note(before: &State, applied: &Applied, coverage: &mut crate::Coverage) {
 }
 
 /// What became of a namespace or a node pool, or of a job that came to one.
-fn note_places(before: &State, command: &Command, reply: &Reply, coverage: &mut crate::Coverage) {
+fn note_places(before: &State, command: &Command, reply: &Reply, coverage: &mut Coverage) {
     let taken = !matches!(reply, Reply::Rejected(_));
     let deletes = matches!(
         command,
@@ -586,13 +568,8 @@ fn note_places(before: &State, command: &Command, reply: &Reply, coverage: &mut 
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "most commands have nothing to count")]
-fn note_command(
-    before: &State,
-    applied: &Applied,
-    command: &Command,
-    coverage: &mut crate::Coverage,
-) {
-    rollouts::note(before, &applied.state, coverage);
+fn note_command(before: &State, applied: &Applied, command: &Command, coverage: &mut Coverage) {
+    deployments::note(before, &applied.state, coverage);
     let liveness = |id| applied.state.nodes().get(id).map(|node| node.liveness);
     match command {
         Command::Node(NodeCommand::NodeLiveness(NodeLiveness { changes, .. })) => {
@@ -641,9 +618,4 @@ fn note_command(
         }
         _ => {}
     }
-}
-
-/// The ids of what is live on a node.
-pub(crate) fn live_on(state: &State, node: fsm::NodeId) -> BTreeSet<AllocationId> {
-    state.allocations_of_node(node).filter(|row| row.is_live()).map(|row| row.id).collect()
 }

@@ -1,6 +1,10 @@
 //! What the services of a leadership promise about leases, plans and nodes, and by when: judged from what went in and came out of them, and from the
 //! rows that they saw. It keeps its own small account and never looks into their queues.
 
+pub(crate) mod deployments;
+pub(crate) mod order;
+pub(crate) mod pools;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsm::{
@@ -21,7 +25,10 @@ use leader::{
     },
 };
 
-use crate::{invariants, world::CallId};
+use crate::invariants;
+
+/// Number of a worker's call.
+pub(crate) type CallId = u64;
 
 /// Within this time who waits for room and missed a gain is woken: at once, but for a look of the services.
 const WOKEN_MS: u64 = 5_000;

@@ -7,7 +7,10 @@ use fsm::{
     node::{ReapNode, SetEligibility, SuspendReason},
 };
 
-use crate::{Coverage, coverage::Event, log::Applied};
+use crate::cluster::{
+    coverage::{Coverage, Event},
+    log::Applied,
+};
 
 /// What became of nodes, whatever the command was.
 pub(super) fn note(before: &State, applied: &Applied, command: &Command, coverage: &mut Coverage) {
