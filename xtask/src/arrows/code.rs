@@ -3,12 +3,14 @@
 //! Reads tokens, not a syntax tree: a path begins with `crate`, `self`, `super`, the name of the
 //! library or of a package, and may end in groups.
 
+use super::folder_and_rest;
+
 /// A path that leads to a folder.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Use {
     /// The folder, single file or package.
     pub(super) folder: String,
-    /// The name below the top of a package; none of a folder of the root package.
+    /// The name below it.
     pub(super) room: Option<String>,
     /// The line on which its name stands.
     pub(super) line: usize,
@@ -22,12 +24,18 @@ struct Token<'a> {
     line: usize,
 }
 
-/// A folder of `src/` that is a package.
+/// A folder that is a package.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Package {
     pub(super) folder: String,
     /// By which others name it in paths.
     pub(super) library: String,
+}
+
+impl Package {
+    fn contains(&self, path: &str) -> bool {
+        folder_and_rest(path).is_some_and(|(folder, _)| folder == self.folder)
+    }
 }
 
 fn package<'a>(packages: &'a [Package], library: &str) -> Option<&'a Package> {
@@ -41,15 +49,16 @@ const LIBRARY: &str = "quorate";
 pub(super) fn uses(path: &str, text: &str, packages: &[Package]) -> Vec<Use> {
     let tokens = tokens(text);
     let tests = test_ranges(&tokens);
-    // A module of this file hides a package of its name.
+    // A module of this file hides a package of its name, and so does one that it brings in.
     let modules = tokens.windows(2).filter(|pair| pair[0].text == "mod");
-    let modules: Vec<&str> = modules.map(|pair| pair[1].text).collect();
+    let modules = modules.map(|pair| pair[1].text).chain(brought_in(&tokens));
+    let modules: Vec<&str> = modules.collect();
     let hidden = |one: &&Package| !modules.contains(&one.library.as_str());
     let packages: Vec<Package> = packages.iter().filter(hidden).cloned().collect();
     let packages = packages.as_slice();
     let outside = module_of(path);
     // Inside a package `crate` is that package.
-    let own = packages.iter().find(|one| path.starts_with(&format!("src/{}/", one.folder)));
+    let own = packages.iter().find(|one| one.contains(path));
     let mut inline: Vec<(&str, usize)> = Vec::new();
     let mut depth = 0_usize;
     let mut found = Vec::new();
@@ -77,14 +86,15 @@ pub(super) fn uses(path: &str, text: &str, packages: &[Package]) -> Vec<Use> {
         for path in paths {
             let mut module: Vec<&str> = outside.iter().map(String::as_str).collect();
             module.extend(inline.iter().map(|(name, _)| *name));
-            if let Some(named) = top(&path, &module, packages) {
-                let (folder, room) = match (package(packages, path[0].text), own) {
-                    (Some(other), _) => (other.folder.as_str(), path.get(1).map(|name| name.text)),
-                    (None, Some(own)) => (own.folder.as_str(), Some(named.text)),
-                    (None, None) => (named.text, None),
+            if let Some(Named { names, line }) = named(&path, &module, packages) {
+                let first = path[0].text;
+                let (folder, room) = match (package(packages, first), own) {
+                    (Some(other), _) => (other.folder.as_str(), names.get(1)),
+                    (None, Some(own)) => (own.folder.as_str(), names.first()),
+                    (None, None) => (names[0], names.get(1)),
                 };
-                let (folder, room) = (folder.to_owned(), room.map(str::to_owned));
-                let one = Use { folder, room, line: named.line, in_test };
+                let (folder, room) = (folder.to_owned(), room.map(|name| (*name).to_owned()));
+                let one = Use { folder, room, line, in_test };
                 if !found.contains(&one) {
                     found.push(one);
                 }
@@ -142,6 +152,18 @@ fn begins_path(tokens: &[Token<'_>], at: usize, packages: &[Package]) -> bool {
     (is_root || package(packages, word).is_some()) && goes_on && !matches!(before, "::" | ".")
 }
 
+/// The last names of the crate's own paths behind `use`.
+fn brought_in<'a>(tokens: &[Token<'a>]) -> impl Iterator<Item = &'a str> {
+    let starts = (1..tokens.len()).filter(|at| text_at(tokens, at - 1) == "use");
+    let own = starts.filter(|at| begins_path(tokens, *at, &[]));
+    own.flat_map(|at| paths_from(tokens, at).0).filter_map(|path| {
+        let (last, before) = path.split_last()?;
+        // `control::{self}` brings `control` in.
+        let name = if last.text == "self" { before.last()? } else { last };
+        Some(name.text)
+    })
+}
+
 /// All paths of the tree that begins here, and where it ends.
 fn paths_from<'a>(tokens: &[Token<'a>], at: usize) -> (Vec<Vec<Token<'a>>>, usize) {
     let mut path = vec![tokens[at]];
@@ -184,11 +206,19 @@ fn is_word(text: &str) -> bool {
     text.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// The name in a path that stands at the top of the crate, or of a package.
-fn top<'a>(path: &[Token<'a>], module: &[&str], packages: &[Package]) -> Option<Token<'a>> {
+/// What a path names, from the top of the crate; never empty.
+struct Named<'a> {
+    names: Vec<&'a str>,
+    /// Of the name that a reader looks for: the first that is written.
+    line: usize,
+}
+
+/// What a path names: from the top of the crate, or of a package with its name.
+fn named<'a>(path: &[Token<'a>], module: &[&'a str], packages: &[Package]) -> Option<Named<'a>> {
     let (first, mut rest) = path.split_first()?;
     if package(packages, first.text).is_some() {
-        return Some(*first);
+        let names = path.iter().map(|token| token.text).collect();
+        return Some(Named { names, line: first.line });
     }
     let mut left = match first.text {
         "self" => module.len(),
@@ -203,11 +233,9 @@ fn top<'a>(path: &[Token<'a>], module: &[&str], packages: &[Package]) -> Option<
         left = left.checked_sub(1)?;
         rest = after;
     }
-    // Below the top of the crate: the same folder.
-    if left > 0 {
-        return None;
-    }
-    rest.first().copied()
+    let written = rest.first()?;
+    let names = module[..left].iter().copied().chain(rest.iter().map(|token| token.text));
+    Some(Named { names: names.collect(), line: written.line })
 }
 
 /// Where code for tests stands: from `#[cfg(test)]` to the end of the item below it.

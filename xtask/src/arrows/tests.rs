@@ -172,6 +172,59 @@ fn a_room_of_a_package_that_has_a_line_has_arrows_of_its_own() {
 }
 
 #[test]
+fn rooms_of_the_simulation_of_the_control_plane_have_arrows_too() {
+    let packages = [package("fsm", "fsm"), package("sim/control", "control")];
+    let list = "```arrows\nfsm ->\nsim/control -> sim/control/people\nsim/control/cluster -> fsm\n\
+                sim/control/people -> sim/control/cluster\n```\n";
+    let files = |cluster: &'static str, people: &'static str| {
+        [
+            ("src/fsm/src/lib.rs", ""),
+            (
+                "sim/control/src/lib.rs",
+                "mod cluster;\nmod people;\nuse people::World;\nuse self::people::X;",
+            ),
+            ("sim/control/src/cluster/log.rs", cluster),
+            ("sim/control/src/people.rs", people),
+        ]
+    };
+    let people = "use self::jobs::Job;\nuse crate::cluster::log::Log;";
+    let kept = files("use fsm::State;\nuse super::Cluster;", people);
+    says(&findings(list, &kept, &packages), &[]);
+    let broken = files("use fsm::State;\nuse super::super::people::World;", people);
+    says(
+        &findings(list, &broken, &packages),
+        &[
+            "sim/control/src/cluster/log.rs:2: the arrow `sim/control/cluster -> sim/control/people`",
+        ],
+    );
+    let round = list.replace("cluster -> fsm", "cluster -> fsm sim/control/people");
+    let found = findings(&round, &broken, &packages);
+    says(&found, &["a circle: sim/control/people -> sim/control/cluster -> sim/control/people"]);
+    let gone = list.replace("sim/control ->", "sim/other ->");
+    let found = findings(&gone, &kept, &packages);
+    assert!(found[0].starts_with("sim/control has no line"), "{found:#?}");
+}
+
+#[test]
+fn a_room_of_a_folder_of_the_root_package_has_arrows_of_its_own() {
+    let list = "```arrows\ncli -> cli/job cli/output\ncli/job -> cli/output\ncli/output ->\n```\n";
+    let files = |output: &'static str| {
+        [
+            ("src/cli.rs", "mod job;\nmod output;\nuse self::{job::run, output::line};"),
+            ("src/cli/job/run.rs", "use super::super::output::line;\nuse super::plan;"),
+            ("src/cli/output.rs", output),
+        ]
+    };
+    says(&findings(list, &files("use std::fmt;"), &[]), &[]);
+    for text in ["use super::job::run;", "use crate::cli::job::run;"] {
+        let wanted = "src/cli/output.rs:1: the arrow `cli/output -> cli/job`";
+        says(&findings(list, &files(text), &[]), &[wanted]);
+    }
+    let found = findings(list, &files("use super::Arguments;"), &[]);
+    says(&found, &["src/cli/output.rs:1: the arrow `cli/output -> cli`"]);
+}
+
+#[test]
 fn names_of_other_crates_and_of_own_modules_are_no_packages() {
     let packages = [package("server", "server"), package("agent", "agent")];
     let list = "```arrows\nserver ->\nagent ->\nconfig ->\n```\n";
@@ -179,6 +232,10 @@ fn names_of_other_crates_and_of_own_modules_are_no_packages() {
         ("src/server/src/lib.rs", ""),
         ("src/agent/src/lib.rs", "use hyper::{Request, server::conn::http1};"),
         ("src/config/mod.rs", "mod server;\npub use server::ServerConfig;"),
+        (
+            "src/config/file.rs",
+            "use super::{server::{self, ServerConfig}};\ntype S = server::Server;",
+        ),
     ];
     says(&findings(list, &files, &packages), &[]);
 }
