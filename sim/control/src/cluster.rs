@@ -25,7 +25,7 @@ use self::{
     log::{Log, Ticket},
     mail::Mail,
     swarm::Swarm,
-    times::Times,
+    times::{Mishap, Times},
     trouble::Trouble,
     worker::Worker,
 };
@@ -119,7 +119,7 @@ impl Cluster {
         let mut cluster = Self {
             trouble: Trouble::draw(seed),
             chance: trouble::dice(seed, u64::MAX - 1),
-            times: Times::draw(seed, swarm.servers),
+            times: Times::draw(seed, swarm.servers, START_AT),
             clock_ms: 0,
             log: Log::new(START_AT),
             servers,
@@ -326,6 +326,28 @@ impl Cluster {
     pub(crate) fn let_all_work(&mut self) {
         for server in 0..self.servers.len() {
             self.order_workers(server, Vec::new());
+        }
+    }
+
+    /// Servers tell each other what time it is.
+    pub(crate) fn tell_time(&mut self) {
+        let leads = |server: usize| self.servers[server].leadership.is_some();
+        match self.times.go_wrong(self.clock_ms, leads) {
+            Some((server, Mishap::Jumped(by))) => {
+                self.coverage.count(Event::ClockJumped);
+                self.trace(|| format!("the wall clock of server {server} jumps by {by} ms"));
+            }
+            Some((server, Mishap::Restarted)) => {
+                self.coverage.count(Event::TimeForgotten);
+                self.trace(|| format!("server {server} restarts: it knows no time"));
+            }
+            None => {}
+        }
+        self.times.tell(self.clock_ms);
+        let leader = self.servers[self.log.leader].leadership.as_deref();
+        let leader = leader.map(|one| (one.epoch, one.now(self.clock_ms)));
+        for broken in self.times.judge(self.clock_ms, leader) {
+            self.fail(broken);
         }
     }
 

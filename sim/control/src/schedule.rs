@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Steps of a schedule.
-pub const STEPS: u32 = 400;
+pub(crate) const STEPS: u32 = 400;
 /// Messages under way; above it a step delivers some.
 const MAIL_MAX: usize = 64;
 /// Choices made for one step until one can be done.

@@ -14,7 +14,7 @@ use fsm::{
     node::NodeLiveness, session::Request,
 };
 use leader::{
-    Dispatch, PlanApplier, Report, Services,
+    Basis, Dispatch, PlanApplier, Report, Services,
     broker::Token,
     limits::{DELIVERIES_MAX, HEARTBEAT_GRACE_MS, HEARTBEAT_TTL_MS_MIN},
 };
@@ -123,7 +123,12 @@ impl Cluster {
             return false;
         }
         let state = self.log.state_at(applied).clone();
-        self.lead_time(server, term, state.at());
+        let basis = self.times.lead(server, term, state.at(), self.clock_ms);
+        self.coverage.count(match basis {
+            Basis::RanThrough => Event::TimeRanThrough,
+            Basis::Clocks { .. } => Event::TimeOfClocks,
+        });
+        self.trace(|| format!("server {server} takes the time: {basis:?}"));
         let mut leadership = Leadership {
             epoch: term,
             server,

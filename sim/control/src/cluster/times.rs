@@ -7,7 +7,6 @@ use std::{cell::RefCell, rc::Rc};
 
 use leader::{Asked, Basis, Moment, Timekeeper};
 
-use super::{Cluster, coverage::Event};
 use chance::Dice;
 
 /// Makes these dice others than all older ones.
@@ -32,8 +31,18 @@ struct Clocks {
     ahead_ms: i64,
 }
 
+/// What happened to the clocks of a server.
+pub(super) enum Mishap {
+    /// Its wall clock jumped by so much, ms.
+    Jumped(i64),
+    /// It restarted, and knows no time.
+    Restarted,
+}
+
 /// The clocks of all servers.
 pub(crate) struct Times {
+    /// Time when the run begins, Unix ms.
+    start_at: u64,
     dice: Dice,
     clocks: Vec<Clocks>,
     /// The server whose clock is wrong.
@@ -52,7 +61,7 @@ fn jump(dice: &mut Dice) -> i64 {
 
 impl Times {
     /// The clocks of a seed.
-    pub(crate) fn draw(seed: u64, servers: usize) -> Self {
+    pub(super) fn draw(seed: u64, servers: usize, start_at: u64) -> Self {
         let mut dice = Dice::numbered(seed ^ LABEL, u64::MAX);
         let odd = (servers > 2 && dice.percent(75)).then(|| dice.index(servers));
         let clocks = (0..servers).map(|server| Clocks {
@@ -67,12 +76,19 @@ impl Times {
         let clocks = clocks.collect();
         let jumps = if dice.percent(50) { dice.between(1, 3) } else { 0 };
         let restarts = if dice.percent(50) { dice.between(1, 10) } else { 0 };
-        Self { dice, clocks, odd, jumps, restarts, looked: None }
+        Self { start_at, dice, clocks, odd, jumps, restarts, looked: None }
     }
 
-    /// How far a server's wall clock is ahead of time.
-    pub(crate) fn ahead_ms(&self, server: usize) -> i64 {
-        self.clocks[server].ahead_ms
+    /// Time, Unix ms.
+    pub(crate) fn time_ms(&self, clock_ms: u64) -> u64 {
+        self.start_at.saturating_add(clock_ms)
+    }
+
+    /// What a server's clocks show.
+    fn moment(&self, server: usize, clock_ms: u64) -> Moment {
+        let ahead_ms = self.clocks[server].ahead_ms;
+        let wall_ms = self.time_ms(clock_ms).saturating_add_signed(ahead_ms);
+        Moment { monotonic_ms: self.monotonic_ms(server, clock_ms), wall_ms }
     }
 
     pub(crate) fn keeper(&self, server: usize) -> Keeper {
@@ -92,123 +108,103 @@ impl Times {
     fn voters(&self) -> Vec<u64> {
         (0..self.clocks.len() as u64).collect()
     }
-}
-
-impl Cluster {
-    /// Time, Unix ms.
-    pub(crate) fn time_ms(&self) -> u64 {
-        self.log.genesis().at().saturating_add(self.clock_ms)
-    }
-
-    /// What a server's wall clock says.
-    pub(crate) fn wall_ms(&self, server: usize) -> u64 {
-        self.time_ms().saturating_add_signed(self.times.ahead_ms(server))
-    }
-
-    fn moment(&self, server: usize) -> Moment {
-        let monotonic_ms = self.times.monotonic_ms(server, self.clock_ms);
-        Moment { monotonic_ms, wall_ms: self.wall_ms(server) }
-    }
 
     /// One server asks another. The answer is as old as a part of the round trip, which is over now.
-    fn ask_time(&mut self, from: usize, to: usize) {
-        let round_trip_ms = self.times.dice.below(ROUND_TRIP_MS_MAX).min(self.clock_ms);
-        let back_ms = self.times.dice.below(round_trip_ms + 1);
-        let mut said = self.times.keeper(to).borrow_mut().say(self.moment(to));
+    fn ask(&mut self, from: usize, to: usize, clock_ms: u64) {
+        let round_trip_ms = self.dice.below(ROUND_TRIP_MS_MAX).min(clock_ms);
+        let back_ms = self.dice.below(round_trip_ms + 1);
+        let mut said = self.keeper(to).borrow_mut().say(self.moment(to, clock_ms));
         said.wall_ms = said.wall_ms.saturating_sub(back_ms);
         said.log_time = said.log_time.saturating_sub(back_ms);
-        let at = self.moment(from).monotonic_ms;
-        self.times.keeper(from).borrow_mut().hear(at, round_trip_ms, to as u64, said);
+        let at = self.monotonic_ms(from, clock_ms);
+        self.keeper(from).borrow_mut().hear(at, round_trip_ms, to as u64, said);
     }
 
     /// Servers tell each other what time it is; not all answers arrive.
-    pub(crate) fn tell_time(&mut self) {
-        let servers = self.servers.len();
-        self.jump_and_restart();
-        let voters = self.times.voters();
+    pub(super) fn tell(&mut self, clock_ms: u64) {
+        let (servers, voters) = (self.clocks.len(), self.voters());
         for server in 0..servers {
             for other in (0..servers).filter(|other| *other != server) {
-                if self.times.dice.percent(70) {
-                    self.ask_time(server, other);
+                if self.dice.percent(70) {
+                    self.ask(server, other, clock_ms);
                 }
             }
-            let moment = self.moment(server);
-            self.times.keeper(server).borrow_mut().look(moment, &voters);
+            let moment = self.moment(server, clock_ms);
+            self.keeper(server).borrow_mut().look(moment, &voters);
         }
-        self.judge_time();
     }
 
-    fn jump_and_restart(&mut self) {
-        let Times { dice, clocks, odd, jumps, restarts, .. } = &mut self.times;
+    /// Sometimes the wrong clock jumps, or a server restarts that does not lead.
+    pub(super) fn go_wrong(
+        &mut self,
+        clock_ms: u64,
+        leads: impl Fn(usize) -> bool,
+    ) -> Option<(usize, Mishap)> {
+        let Self { dice, clocks, odd, jumps, restarts, .. } = self;
         if let Some(server) = *odd
             && dice.percent(*jumps)
         {
             let by = jump(dice);
             clocks[server].ahead_ms += by;
-            self.coverage.count(Event::ClockJumped);
-            self.trace(|| format!("the wall clock of server {server} jumps by {by} ms"));
-        } else if dice.percent(*restarts) {
-            let server = dice.index(clocks.len());
-            if self.servers[server].leadership.is_none() {
-                let clocks = &mut clocks[server];
-                clocks.keeper = Rc::new(RefCell::new(Timekeeper::new(server as u64)));
-                clocks.monotonic_ms = -self.clock_ms.cast_signed();
-                self.coverage.count(Event::TimeForgotten);
-                self.trace(|| format!("server {server} restarts: it knows no time"));
-            }
+            return Some((server, Mishap::Jumped(by)));
         }
+        if !dice.percent(*restarts) {
+            return None;
+        }
+        let server = dice.index(clocks.len());
+        if leads(server) {
+            return None;
+        }
+        let clocks = &mut clocks[server];
+        clocks.keeper = Rc::new(RefCell::new(Timekeeper::new(server as u64)));
+        clocks.monotonic_ms = -clock_ms.cast_signed();
+        Some((server, Mishap::Restarted))
     }
 
-    /// A server is to lead: it asks until enough have answered.
-    pub(crate) fn lead_time(&mut self, server: usize, term: u64, state_at: u64) {
-        let voters = self.times.voters();
-        let since_ms = self.moment(server).monotonic_ms;
+    /// A server is to lead in a term: it asks until enough have answered.
+    pub(super) fn lead(&mut self, server: usize, term: u64, state_at: u64, clock_ms: u64) -> Basis {
+        let voters = self.voters();
+        let since_ms = self.monotonic_ms(server, clock_ms);
         let asked = Asked { since_ms, voters: &voters };
-        let first = self.times.dice.index(voters.len());
+        let first = self.dice.index(voters.len());
         for number in 0..voters.len() {
             let other = (first + number) % voters.len();
-            let keeper = self.times.keeper(server);
-            if keeper.borrow().has_enough(asked) {
+            if self.keeper(server).borrow().has_enough(asked) {
                 break;
             }
             if other != server {
-                self.ask_time(server, other);
+                self.ask(server, other, clock_ms);
             }
         }
-        let moment = self.moment(server);
-        let basis = self.times.keeper(server).borrow_mut().lead(moment, term, state_at, asked);
-        self.coverage.count(match basis {
-            Basis::RanThrough => Event::TimeRanThrough,
-            Basis::Clocks { .. } => Event::TimeOfClocks,
-        });
-        self.trace(|| format!("server {server} takes the time: {basis:?}"));
+        let moment = self.moment(server, clock_ms);
+        self.keeper(server).borrow_mut().lead(moment, term, state_at, asked)
     }
 
-    fn judge_time(&mut self) {
-        let time_ms = self.time_ms();
-        for server in 0..self.servers.len() {
-            let at = self.moment(server).monotonic_ms;
-            let known = self.times.keeper(server).borrow_mut().now(at);
+    /// I58, given the term of the leader and its log time.
+    pub(super) fn judge(&mut self, clock_ms: u64, leader: Option<(u64, u64)>) -> Vec<String> {
+        let mut found = Vec::new();
+        let time_ms = self.time_ms(clock_ms);
+        for server in 0..self.clocks.len() {
+            let at = self.monotonic_ms(server, clock_ms);
+            let known = self.keeper(server).borrow_mut().now(at);
             let Some(known) = known else { continue };
             let off_ms = known.cast_signed() - time_ms.cast_signed();
             if off_ms.abs() > OFF_MS_MAX {
-                self.fail(format!("I58: server {server} is {off_ms} ms ahead of time"));
+                found.push(format!("I58: server {server} is {off_ms} ms ahead of time"));
             }
         }
-        let leader = self.servers[self.log.leader].leadership.as_deref();
-        let Some((term, now)) = leader.map(|one| (one.epoch, one.now(self.clock_ms))) else {
-            return;
-        };
-        if let Some((of, before_ms, before)) = self.times.looked
+        let Some((term, now)) = leader else { return found };
+        if let Some((of, before_ms, before)) = self.looked
             && of == term
         {
-            let passed = self.clock_ms - before_ms;
+            let passed = clock_ms - before_ms;
             let ran = now.saturating_sub(before);
             // In whole milliseconds.
             if now < before || ran + 20 < passed / 2 || ran > passed + passed / 20 + 20 {
-                self.fail(format!("I58: log time ran {ran} ms in {passed} ms of term {term}"));
+                found.push(format!("I58: log time ran {ran} ms in {passed} ms of term {term}"));
             }
         }
-        self.times.looked = Some((term, self.clock_ms, now));
+        self.looked = Some((term, clock_ms, now));
+        found
     }
 }

@@ -153,7 +153,7 @@ fn register_clock(name: &str, now_s: i64, evaluation: EvaluationId, dice: &mut D
 
 /// What is due is dealt with.
 fn judge_due(cluster: &mut Cluster) {
-    let now_s = (cluster.time_ms() / 1000).cast_signed();
+    let now_s = (cluster.times.time_ms(cluster.clock_ms) / 1000).cast_signed();
     let mut late = Vec::new();
     for row in cluster.log.truth().jobs().iter().filter(|row| !row.stop) {
         let Some((known, block)) = clock_of(cluster.log.truth(), row) else { continue };
