@@ -137,7 +137,7 @@ impl Schedule {
             10 => cluster.pass_time(dice),
             11 => cluster.notice(server),
             12 => cluster.establish(cluster.log.leader),
-            13 => cluster.trouble(dice.index(cluster.agents.len()), dice),
+            13 => cluster.disturb_agent(dice.index(cluster.agents.len()), dice),
             _ => cluster.end_task(
                 dice.index(cluster.agents.len()),
                 dice,

@@ -177,6 +177,11 @@ impl Agent {
         row.and_then(|row| row.node).is_some_and(|node| node != self.node)
     }
 
+    /// For the trace.
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
     /// Number of its machine, if the fake cloud made it.
     pub(crate) fn machine(&self) -> Option<u64> {
         self.instance.map(|(_, machine)| machine)
@@ -244,7 +249,7 @@ impl Agent {
 
 impl Cluster {
     /// Something goes wrong with an agent.
-    pub(crate) fn trouble(&mut self, number: usize, dice: &mut Dice) -> bool {
+    pub(crate) fn disturb_agent(&mut self, number: usize, dice: &mut Dice) -> bool {
         let now = self.clock_ms;
         let agent = &mut self.agents[number];
         match dice.below(10) {
@@ -576,12 +581,5 @@ impl Cluster {
             Readiness::Retry => self.coverage.count(Event::CheckFailed),
             Readiness::Fatal => self.coverage.count(Event::CheckFatal),
         }
-    }
-}
-
-impl Agent {
-    /// For the trace.
-    pub(crate) fn number(&self) -> usize {
-        self.number
     }
 }
