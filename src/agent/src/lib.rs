@@ -7,7 +7,7 @@
 //!       ▼                                                         │ statuses
 //!    node/local.rs ──one shell per allocation──► node/shell.rs ───┘
 //!                                                 │ drives allocation/ and task/ (pure state machines)
-//!                                                 ▼ driver/ ── executor/ (a process per run, outlives the agent)
+//!                                                 ▼ stage/, driver/ ── executor/ (a process per run, outlives the agent)
 //! ```
 //! Invariants: the servers decide what runs, the agent never invents an allocation; tasks outlive
 //! the agent; what the agent must not forget is on disk before it acts on it. With `simulate`, many
@@ -23,6 +23,7 @@ pub mod executor;
 pub mod machine;
 pub mod node;
 pub mod session;
+mod stage;
 mod task;
 #[cfg(test)]
 mod testing;

@@ -3,6 +3,7 @@
 
 pub(crate) mod collected;
 pub(crate) mod health;
+pub(crate) mod preparation;
 pub(crate) mod runner;
 pub mod spec;
 pub mod state;

@@ -39,7 +39,11 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    allocation::{runner::AllocationRunner, spec::AllocationSpec},
+    allocation::{
+        preparation::StageRules,
+        runner::AllocationRunner,
+        spec::{AllocationSpec, TaskSpec},
+    },
     machine::{
         boot::{BOOT_ID, read_boot_id},
         files,
@@ -111,6 +115,8 @@ pub(crate) struct StoredAllocation {
     /// The agent stopped the allocation's tasks when it ended, or the machine has booted. The tasks
     /// start again.
     pub(crate) suspended: bool,
+    /// The names of the agent's stages. The runner names a stage by its position here.
+    stages: Vec<String>,
     pub(crate) spec: Arc<AllocationSpec>,
     pub(crate) runner: AllocationRunner,
 }
@@ -219,11 +225,11 @@ impl StateDirectory {
 
     /// Loads all stored allocations. One that cannot be read does not stop the others; it is left
     /// on disk.
-    pub(crate) fn load(&self) -> io::Result<Loaded> {
+    pub(crate) fn load(&self, rules: &StageRules) -> io::Result<Loaded> {
         let (mut stored, mut unreadable) = (Vec::new(), Vec::new());
         let mut unknown = BTreeSet::new();
         for id in self.ids()? {
-            match self.allocation(id).load(id) {
+            match self.allocation(id).load(id, rules) {
                 Ok(Some(allocation)) => stored.push(allocation),
                 Ok(None) => drop(unknown.insert(id)),
                 Err(error) => unreadable.push((id, error)),
@@ -284,35 +290,46 @@ impl AllocationDirectory {
         self.runs().join(task).join(attempt.to_string())
     }
 
-    /// Makes the directories.
-    pub(crate) fn prepare(&self, spec: &AllocationSpec) -> io::Result<()> {
+    /// Makes the directory with the folders that the tasks share, and the folder of the executors'
+    /// files.
+    pub(crate) fn prepare_shared(&self) -> io::Result<()> {
         files::create_directory(&self.runs())?;
-        let root = HeldDirectory::of(&self.root)?;
-        let shared = root.make("alloc")?;
+        let shared = HeldDirectory::of(&self.root)?.make("alloc")?;
         shared.make("logs")?;
         for name in ["data", "tmp"] {
             shared.make(name)?.set_mode(0o1777)?;
         }
-        for task in &spec.tasks {
-            let own = root.make(&task.name)?;
-            let [local, tmp, secrets] = ["local", "tmp", "secrets"].map(|name| own.make(name));
-            let directories = [own, local?, tmp?, secrets?];
-            if let Some(secrets) = directories.last() {
-                secrets.set_mode(0o700)?;
-            }
-            // A user that does not exist is reported when the task is started, not here.
-            let owner = Some(&task.user).filter(|user| !user.is_empty());
-            let owner = owner.and_then(|user| find_user(user).ok());
-            if let Some((uid, gid)) = owner {
-                for directory in &directories {
-                    directory.give_to(uid, gid)?;
-                }
-            }
-            if let Some(local) = directories.get(1).filter(|_| !task.dispatch_payload.is_empty()) {
-                local.put_payload(&task.dispatch_payload, &spec.payload, owner)?;
+        Ok(())
+    }
+
+    /// Makes the directories of a task.
+    pub(crate) fn prepare_task(&self, task: &TaskSpec) -> io::Result<()> {
+        let own = HeldDirectory::of(&self.root)?.make(&task.name)?;
+        let [local, tmp, secrets] = ["local", "tmp", "secrets"].map(|name| own.make(name));
+        let directories = [own, local?, tmp?, secrets?];
+        if let Some(secrets) = directories.last() {
+            secrets.set_mode(0o700)?;
+        }
+        if let Some((uid, gid)) = owner_of(task) {
+            for directory in &directories {
+                directory.give_to(uid, gid)?;
             }
         }
         Ok(())
+    }
+
+    /// Puts the payload (base64) that the job was dispatched with into the file that the task
+    /// names.
+    pub(crate) fn put_payload(&self, task: &TaskSpec, payload: &str) -> io::Result<()> {
+        let local = HeldDirectory::of(&self.root)?.make(&task.name)?.make("local")?;
+        local.put_payload(&task.dispatch_payload, payload, owner_of(task))
+    }
+
+    /// Deletes what an earlier allocation of this id has left. The stored state stays: it is that
+    /// of the present one.
+    pub(crate) fn clear(&self) -> io::Result<()> {
+        remove_tree(&self.runs())?;
+        remove_tree(&self.root)
     }
 
     /// Stores the state of the allocation.
@@ -322,18 +339,23 @@ impl AllocationDirectory {
     }
 
     /// Loads the stored state. `None`: there is none.
-    fn load(&self, id: AllocationId) -> io::Result<Option<StoredAllocation>> {
+    fn load(&self, id: AllocationId, rules: &StageRules) -> io::Result<Option<StoredAllocation>> {
         let path = self.own.join(STATE_FILE);
         let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
         // Check the generation first: another generation may have other fields.
         if let Some(stamp) = files::read_json::<Stamp>(&path)? {
             stamp.check().map_err(|other| invalid(format!("it is {other}")))?;
         }
-        let Some(stored) = files::read_json::<StoredAllocation>(&path)? else { return Ok(None) };
+        let Some(mut stored) = files::read_json::<StoredAllocation>(&path)? else {
+            return Ok(None);
+        };
         stored.spec.check().map_err(|error| invalid(error.to_string()))?;
-        if stored.spec.id != id || stored.runner.tasks().len() != stored.spec.tasks.len() {
+        if stored.spec.id != id {
             return Err(invalid("it is that of another allocation".to_owned()));
         }
+        let tasks = stored.spec.tasks.len();
+        stored.runner.check(tasks, &stored.stages, rules).map_err(invalid)?;
+        stored.stages = rules.names();
         Ok(Some(stored))
     }
 
@@ -350,6 +372,13 @@ impl AllocationDirectory {
         remove_tree(&self.own)?;
         remove_tree(&self.root)
     }
+}
+
+/// The user and group of a task's directories. A user that does not exist is reported when the task
+/// is started, not here.
+fn owner_of(task: &TaskSpec) -> Option<(u32, u32)> {
+    let user = Some(&task.user).filter(|user| !user.is_empty());
+    user.and_then(|user| find_user(user).ok())
 }
 
 /// A directory, held by its file descriptor. A task that owns the parent directory can put a link
@@ -438,10 +467,11 @@ impl StoredAllocation {
     pub(crate) fn new(
         boot_id: [u8; 16],
         suspended: bool,
-        spec: Arc<AllocationSpec>,
-        runner: AllocationRunner,
+        rules: &StageRules,
+        (spec, runner): (Arc<AllocationSpec>, AllocationRunner),
     ) -> Self {
-        Self { generation: GENERATION, boot_id, suspended, spec, runner }
+        let stages = rules.names();
+        Self { generation: GENERATION, boot_id, suspended, stages, spec, runner }
     }
 }
 
@@ -467,7 +497,19 @@ mod tests {
         let spec = AllocationSpec::parse(testing::message([id; 16], "job", &["a"])).unwrap();
         let spec = Arc::new(spec);
         let runner = AllocationRunner::new(&spec.policy, spec.id.0, 0, Moment::default());
-        StoredAllocation::new([9; 16], false, spec, runner)
+        StoredAllocation::new([9; 16], false, &StageRules::default(), (spec, runner))
+    }
+
+    /// All directories of an allocation and its tasks.
+    fn prepare(directory: &AllocationDirectory, spec: &AllocationSpec) -> io::Result<()> {
+        directory.prepare_shared()?;
+        for task in &spec.tasks {
+            directory.prepare_task(task)?;
+            if !task.dispatch_payload.is_empty() {
+                directory.put_payload(task, &spec.payload)?;
+            }
+        }
+        Ok(())
     }
 
     fn directory_in(root: &Path) -> AllocationDirectory {
@@ -487,14 +529,14 @@ mod tests {
             fs::set_permissions(&foreign, fs::Permissions::from_mode(0o755)).unwrap();
             let directory = directory_in(root.path());
             let spec = stored(1).spec;
-            directory.prepare(&spec).unwrap();
-            directory.prepare(&spec).unwrap();
+            prepare(&directory, &spec).unwrap();
+            prepare(&directory, &spec).unwrap();
             assert_eq!(mode(&directory.task("a").join("secrets")), 0o700);
             assert_eq!(mode(&directory.shared().join("tmp")), 0o1777);
             let replaced = directory.task("a").join(name);
             fs::remove_dir(&replaced).unwrap();
             symlink(&foreign, &replaced).unwrap();
-            let error = directory.prepare(&spec).unwrap_err().to_string();
+            let error = prepare(&directory, &spec).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
             assert_eq!(mode(&foreign), 0o755, "{name}");
         }
@@ -510,18 +552,18 @@ mod tests {
         message.payload = b"hello".to_vec().into();
         message.tasks[0].dispatch_payload = "in/put".to_owned();
         let spec = AllocationSpec::parse(message.clone()).unwrap();
-        directory.prepare(&spec).unwrap();
+        prepare(&directory, &spec).unwrap();
         let file = directory.task("a").join("local/in/put");
         assert_eq!(fs::read(&file).unwrap(), b"hello");
         assert_eq!(fs::read_dir(directory.task("b").join("local")).unwrap().count(), 0);
         fs::write(&file, "changed").unwrap();
-        directory.prepare(&spec).unwrap();
+        prepare(&directory, &spec).unwrap();
         assert_eq!(fs::read(&file).unwrap(), b"changed");
         let foreign = root.path().join("foreign");
         fs::create_dir(&foreign).unwrap();
         remove_tree(file.parent().unwrap()).unwrap();
         symlink(&foreign, file.parent().unwrap()).unwrap();
-        directory.prepare(&spec).unwrap_err();
+        prepare(&directory, &spec).unwrap_err();
         assert_eq!(fs::read_dir(&foreign).unwrap().count(), 0);
         message.tasks[0].dispatch_payload = "../put".to_owned();
         AllocationSpec::parse(message).unwrap_err();
@@ -546,8 +588,8 @@ mod tests {
         Arc::make_mut(&mut outside.spec).policy.tasks[0].name = "../../x".to_owned();
         pathless.store(&outside).unwrap();
         let nothing = state.allocation(AllocationId([5; 16]));
-        nothing.prepare(&stored(5).spec).unwrap();
-        let loaded = state.load().unwrap();
+        prepare(&nothing, &stored(5).spec).unwrap();
+        let loaded = state.load(&StageRules::default()).unwrap();
         let ids: Vec<_> = loaded.stored.iter().map(|one| one.spec.id.0[0]).collect();
         let unreadable: Vec<_> = loaded.unreadable.iter().map(|(id, _)| id.0[0]).collect();
         let unknown: Vec<_> = loaded.unknown.iter().map(|id| id.0[0]).collect();
@@ -568,7 +610,11 @@ mod tests {
         spec.meta.insert("large".to_owned(), text);
         let error = directory.store(&large).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge, "{error}");
-        assert_eq!(state.load().unwrap().stored.len(), 1, "the one before is still there");
+        assert_eq!(
+            state.load(&StageRules::default()).unwrap().stored.len(),
+            1,
+            "the one before is still there"
+        );
     }
 
     #[test]
@@ -577,10 +623,10 @@ mod tests {
         let (state, _) = StateDirectory::open(root.path()).unwrap();
         let one = state.allocation(AllocationId([1; 16]));
         one.store(&stored(1)).unwrap();
-        one.prepare(&stored(1).spec).unwrap();
+        prepare(&one, &stored(1).spec).unwrap();
         one.remove().unwrap();
         one.remove().unwrap();
-        let loaded = state.load().unwrap();
+        let loaded = state.load(&StageRules::default()).unwrap();
         assert!(loaded.stored.is_empty() && loaded.unknown.is_empty());
         assert!(!one.root().exists() && !one.own.exists());
     }

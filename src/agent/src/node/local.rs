@@ -12,7 +12,7 @@ use crate::{
     allocation::{
         collected::Collected,
         runner::AllocationRunner,
-        spec::{self, AllocationSpec},
+        spec::{self, AllocationSpec, TaskSpec},
         state::Loaded,
     },
     executor::survivors::{Survivors, kill_allocation, survivors},
@@ -84,6 +84,11 @@ impl Entry {
         self.view().terminal
     }
 
+    /// Whether the allocation has ended and what prepared it is undone.
+    fn is_over(&self) -> bool {
+        self.view().over
+    }
+
     fn is_stopping(&self) -> bool {
         self.view().stopping || self.wish.borrow().stop
     }
@@ -93,7 +98,7 @@ impl LocalNode {
     /// A node with the allocations in the state directory. Running ones go on. Suspended ones wait
     /// for the servers.
     pub(crate) fn restore(shared: Arc<Shared>, ended_max: usize) -> io::Result<Arc<Self>> {
-        let loaded = shared.state.load()?;
+        let loaded = shared.state.load(&shared.stages.rules)?;
         let node = Arc::new(Self { shared, ended_max, inner: Mutex::default() });
         let mut inner = node.lock();
         inner.strays = node.strays(&loaded);
@@ -150,18 +155,18 @@ impl LocalNode {
         let now = self.shared.clock.now();
         let sequence = message.client_sequence;
         let mut runner = AllocationRunner::new(&spec.policy, spec.id.0, sequence, now);
-        for (place, task) in spec.tasks.iter().enumerate() {
-            let living = found.get(&task.name).copied();
-            if let Some(attempt) = living.max(directory.last_attempt(&task.name)) {
-                runner.found(place, attempt);
-            }
-        }
+        let attempt = |task: &TaskSpec| {
+            found.get(&task.name).copied().max(directory.last_attempt(&task.name))
+        };
+        let attempts: Vec<_> = spec.tasks.iter().map(attempt).collect();
+        runner.found(&attempts, &self.shared.stages.rules);
         let origin = Origin::Stored { suspended: false, booted: false };
         self.adopt(inner, Arc::new(spec), runner, origin);
     }
 
     /// Kills the processes of an allocation without stored state that the servers do not want, and
-    /// deletes its folders.
+    /// deletes its folders. What its stages left outside them stays: without a specification nobody
+    /// knows what that is.
     fn end_stray(&self, id: AllocationId) {
         let directory = self.shared.state.allocation(id);
         rt::spawn(rt::run_blocking(move || {
@@ -299,13 +304,13 @@ impl LocalNode {
         let (orders, ordered) = mpsc::channel(ORDERS_MAX);
         let (id, ports) = (spec.id, spec.ports.iter().map(|port| port.value).collect());
         let unheard = matches!(origin, Origin::Stored { .. });
-        let view = if runner.is_terminal() {
+        let view = if runner.is_over() {
             Arc::new(Mutex::new(view_of(&spec, &runner)))
         } else {
-            let (shell, view) =
-                Shell::new(Arc::clone(&self.shared), spec, runner, (wishes, ordered));
-            let alone =
-                run_alone(Arc::clone(&self.shared), id, Arc::clone(&view), shell.run(origin));
+            let shared = Arc::clone(&self.shared);
+            let (shell, view) = Shell::new(shared, spec, runner, (wishes, ordered));
+            let shared = Arc::clone(&self.shared);
+            let alone = run_alone(shared, id, Arc::clone(&view), shell.run(origin));
             rt::spawn_into(&mut inner.shells, alone);
             view
         };
@@ -487,7 +492,7 @@ impl LocalNode {
     /// The ended allocations to delete: those that the servers have forgotten, and the oldest
     /// beyond the limit if the servers know their ends.
     fn doomed(&self, inner: &Inner) -> Vec<AllocationId> {
-        let ended = inner.entries.iter().filter(|(_, entry)| entry.is_terminal());
+        let ended = inner.entries.iter().filter(|(_, entry)| entry.is_over());
         let (forgotten, kept): (Vec<_>, Vec<_>) = ended.partition(|(_, entry)| entry.forgotten);
         let is_known = |(id, entry): &(&AllocationId, &Entry)| self.is_end_known(id, entry);
         let mut kept: Vec<_> = kept.into_iter().filter(is_known).collect();
@@ -511,12 +516,20 @@ async fn run_alone(
     let Err(panic) = contained_task(shell).await else { return };
     tracing::error!(allocation = %id, panic, "QUORATE-INVARIANT: an allocation cannot be run, its processes are ended");
     let directory = shared.state.allocation(id);
-    if let Err(error) = rt::run_blocking(move || kill_allocation(&directory)).await {
-        tracing::error!(allocation = %id, %error, "cannot end the processes of an allocation");
+    let killed = directory.clone();
+    match rt::run_blocking(move || kill_allocation(&killed)).await {
+        Ok(_) => {
+            let spec = Arc::clone(&view.lock().unwrap_or_else(PoisonError::into_inner).spec);
+            shared.stages.undo_all(&spec, &directory).await;
+        }
+        // The processes may still use what prepared them.
+        Err(error) => {
+            tracing::error!(allocation = %id, %error, "cannot end the processes of an allocation");
+        }
     }
     let status = {
         let mut view = view.lock().unwrap_or_else(PoisonError::into_inner);
-        view.terminal = true;
+        (view.terminal, view.over) = (true, true);
         let status = &mut view.status;
         status.sequence = status.sequence.saturating_add(1);
         status.set_client_status(v1::ClientStatus::Failed);
@@ -542,7 +555,8 @@ fn is_blocked(entries: &BTreeMap<AllocationId, Entry>, waiting: &Waiting) -> boo
         let shares = waiting.spec.ports.iter().any(|port| entry.ports.contains(&port.value));
         let replaced = waiting.spec.previous == Some(**id) && entry.is_stopping();
         let evicted = waiting.spec.preempted.contains(*id) && entry.is_stopping();
-        (shares || replaced || evicted) && !entry.is_terminal()
+        // What prepared it may hold the port, too.
+        (shares || replaced || evicted) && !entry.is_over()
     });
     if let Some((id, _)) = by_other {
         tracing::debug!(allocation = %waiting.spec.id, other = %id, "waits for the end of another allocation");
@@ -597,270 +611,4 @@ impl Node for LocalNode {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
-mod tests {
-    use std::{path::Path, sync::atomic::AtomicU64, time::Duration};
-
-    use tokio::{sync::Notify, time::timeout};
-
-    use super::*;
-    use crate::{allocation::state::StateDirectory, driver::Drivers, testing, time::Clock};
-
-    fn node(directory: &Path) -> Arc<LocalNode> {
-        let (state, _) = StateDirectory::open(directory).unwrap();
-        let shared = Shared {
-            clock: Clock::new(),
-            state,
-            outbox: Arc::default(),
-            node_names: Arc::default(),
-            meta: Arc::default(),
-            executor_binary: Path::new("no executor is needed").into(),
-            drivers: Drivers::named(&["mock".to_owned()]),
-            shortages: Arc::default(),
-            ended: Notify::new(),
-            too_long: AtomicU64::new(0),
-        };
-        LocalNode::restore(Arc::new(shared), 10).unwrap()
-    }
-
-    fn endless(id: u8) -> v1::Allocation {
-        testing::message([id; 16], "job", &["a"])
-    }
-
-    /// The complete set, or its first batch.
-    fn whole(allocations: Vec<v1::Allocation>, present: &[u8]) -> v1::AllocationBatch {
-        let present = present.iter().map(|id| vec![*id; 16].into()).collect();
-        v1::AllocationBatch { complete: true, allocations, present, ..Default::default() }
-    }
-
-    /// The allocations with a shell, and whether each is to stop.
-    fn started(node: &LocalNode) -> Vec<(u8, bool)> {
-        let inner = node.lock();
-        inner.entries.iter().map(|(id, entry)| (id.0[0], entry.is_stopping())).collect()
-    }
-
-    #[tokio::test]
-    async fn what_a_set_in_several_messages_names_first_and_brings_later_stays() {
-        let directory = tempfile::tempdir().unwrap();
-        let node = node(directory.path());
-        node.apply(whole(vec![endless(1), endless(2), endless(3)], &[1, 2, 3])).await;
-        assert_eq!(started(&node), [(1, false), (2, false), (3, false)]);
-        node.apply(whole(vec![endless(2)], &[1, 2, 4])).await;
-        assert_eq!(started(&node), [(1, false), (2, false), (3, true)]);
-        let rest = vec![endless(1), endless(4)];
-        node.apply(v1::AllocationBatch { allocations: rest, ..Default::default() }).await;
-        assert_eq!(started(&node), [(1, false), (2, false), (3, true), (4, false)]);
-        // An older server sends no `present`: its batch is the complete set.
-        node.apply(whole(vec![endless(2), endless(4)], &[])).await;
-        assert_eq!(started(&node), [(1, true), (2, false), (3, true), (4, false)]);
-    }
-
-    /// A broken allocation does not prevent the others from running.
-    #[tokio::test]
-    async fn an_allocation_that_panics_fails_alone() {
-        let directory = tempfile::tempdir().unwrap();
-        let node = node(directory.path());
-        let [bad, good] = [1, 2].map(|id| AllocationId([id; 16]));
-        let spec = Arc::new(AllocationSpec::parse(endless(1)).unwrap());
-        // It has a task that it knows nothing of.
-        let two = testing::message([1; 16], "job", &["a", "b"]);
-        let policy = spec::group_policy(&two).unwrap();
-        let mut runner = AllocationRunner::new(&policy, bad.0, 7, node.shared.clock.now());
-        runner.found(1, 1);
-        let origin = Origin::Stored { suspended: false, booted: false };
-        node.adopt(&mut node.lock(), spec, runner, origin);
-        node.apply(whole(vec![endless(1), endless(2)], &[1, 2])).await;
-        let failed = async {
-            while !node.view(bad).unwrap().terminal {
-                node.shared.ended.notified().await;
-            }
-        };
-        timeout(Duration::from_mins(1), failed).await.unwrap();
-        let status = node.view(bad).unwrap().status;
-        assert_eq!(status.client_status(), v1::ClientStatus::Failed);
-        assert!(status.description.contains("panic") && status.sequence > 7, "{status:?}");
-        assert!(node.shared.outbox.is_pending(bad), "the servers are told");
-        assert!(!node.view(good).unwrap().terminal, "the other one runs");
-    }
-
-    #[tokio::test]
-    async fn an_end_that_the_servers_took_for_old_is_told_again() {
-        let directory = tempfile::tempdir().unwrap();
-        let node = node(directory.path());
-        let mut message = endless(1);
-        r#"{"run_for":"1ms"}"#.clone_into(&mut message.tasks[0].config_json);
-        node.apply(whole(vec![message.clone()], &[1])).await;
-        node.shared.ended.notified().await;
-        let id = AllocationId([1; 16]);
-        let told = || (node.view(id).unwrap().status.sequence, node.shared.outbox.is_pending(id));
-        let (own, _) = told();
-        for (status, known, expected) in [
-            (v1::ClientStatus::Running, own - 1, (own, false)),
-            (v1::ClientStatus::Complete, own, (own, false)),
-            (v1::ClientStatus::Running, own, (own + 1, true)),
-            (v1::ClientStatus::Running, own + 7, (own + 8, true)),
-            (v1::ClientStatus::Complete, own + 8, (own + 8, false)),
-        ] {
-            node.shared.outbox.forget(id);
-            message.set_client_status(status);
-            message.client_sequence = known;
-            node.apply(whole(vec![message.clone()], &[1])).await;
-            assert_eq!(told(), expected, "the servers know {known}, {status:?}");
-        }
-    }
-
-    #[tokio::test]
-    async fn what_ended_in_a_life_before_is_kept_until_the_servers_say_what_they_know_of_it() {
-        let directory = tempfile::tempdir().unwrap();
-        let before = node(directory.path());
-        let messages = [1, 2, 3].map(|id| {
-            let mut message = endless(id);
-            r#"{"run_for":"1ms"}"#.clone_into(&mut message.tasks[0].config_json);
-            message
-        });
-        before.apply(whole(messages.to_vec(), &[1, 2, 3])).await;
-        let has_ended = |id| before.view(AllocationId([id; 16])).unwrap().terminal;
-        while ![1, 2, 3].into_iter().all(has_ended) {
-            before.shared.ended.notified().await;
-        }
-        before.suspend().await;
-        let node = LocalNode::restore(Arc::clone(&before.shared), 0).unwrap();
-        for id in [1, 2, 3] {
-            node.shared.outbox.forget(AllocationId([id; 16]));
-        }
-        node.settle();
-        assert_eq!(started(&node).len(), 3, "no server was heard");
-        // The servers took the end of the second for an old report. The row of the third follows
-        // later.
-        let mut old = messages[1].clone();
-        old.client_sequence = node.view(AllocationId([2; 16])).unwrap().status.sequence;
-        node.apply(whole(vec![old], &[2, 3])).await;
-        assert_eq!(started(&node), [(2, false), (3, false)]);
-        let mut late = messages[2].clone();
-        late.set_client_status(v1::ClientStatus::Complete);
-        node.apply(v1::AllocationBatch { allocations: vec![late], ..Default::default() }).await;
-        assert_eq!(started(&node), [(2, false)], "the second is told again first");
-    }
-
-    /// A lagging server may say that an allocation is to run although the other servers know its
-    /// end and its directory is deleted.
-    #[tokio::test]
-    async fn what_has_ended_and_is_kept_no_more_is_not_run_again() {
-        let directory = tempfile::tempdir().unwrap();
-        let node = node(directory.path());
-        let mut message = endless(1);
-        r#"{"run_for":"1ms"}"#.clone_into(&mut message.tasks[0].config_json);
-        node.apply(whole(vec![message.clone()], &[1])).await;
-        node.shared.ended.notified().await;
-        assert!(node.lock().entries.values().all(Entry::is_terminal));
-        let removed = vec![message.id.clone()];
-        node.apply(v1::AllocationBatch { removed, ..Default::default() }).await;
-        assert_eq!(started(&node), []);
-        let id = AllocationId([1; 16]);
-        assert!(!node.shared.outbox.is_pending(id));
-        node.apply(whole(vec![message.clone(), endless(2)], &[1, 2])).await;
-        assert_eq!(started(&node), [(2, false)]);
-        // A server that was restored from a snapshot would wait for its end for ever.
-        assert!(node.shared.outbox.is_pending(id), "how it ended is told again");
-        node.shared.outbox.forget(id);
-        message.set_client_status(v1::ClientStatus::Complete);
-        node.apply(whole(vec![message, endless(2)], &[1, 2])).await;
-        assert!(!node.shared.outbox.is_pending(id));
-    }
-
-    #[tokio::test]
-    async fn an_agent_that_ends_its_tasks_takes_no_more() {
-        let directory = tempfile::tempdir().unwrap();
-        let node = node(directory.path());
-        node.apply(whole(vec![endless(1)], &[1])).await;
-        node.suspend().await;
-        node.apply(whole(vec![endless(2)], &[1, 2])).await;
-        assert_eq!((node.counts(), started(&node)), ((1, 1), vec![(1, false)]));
-    }
-
-    #[tokio::test]
-    async fn new_work_waits_while_the_machine_is_short_and_starts_when_it_is_not() {
-        let directory = tempfile::tempdir().unwrap();
-        let node = node(directory.path());
-        let id = AllocationId([2; 16]);
-        node.apply(whole(vec![endless(1)], &[1])).await;
-        node.shared.shortages.met_as("too many open files");
-        node.apply(whole(vec![endless(1), endless(2)], &[1, 2])).await;
-        assert_eq!(started(&node), [(1, false)], "what runs goes on");
-        assert_eq!(node.counts(), (2, 2));
-        assert!(node.shared.outbox.is_pending(id), "the servers are told why");
-        node.shared.outbox.forget(id);
-        node.settle();
-        assert!(!node.shared.outbox.is_pending(id), "once");
-        let tending = tokio::spawn(Arc::clone(&node).tend());
-        tokio::task::yield_now().await;
-        node.shared.shortages.started();
-        let starts = async {
-            while started(&node).len() < 2 {
-                tokio::task::yield_now().await;
-            }
-        };
-        timeout(Duration::from_mins(1), starts).await.unwrap();
-        tending.abort();
-    }
-
-    /// The servers give a port to another allocation once its holder is to stop. The agent waits
-    /// for the holder's end.
-    #[tokio::test]
-    async fn who_has_a_port_is_waited_for_until_it_has_ended() {
-        let directory = tempfile::tempdir().unwrap();
-        let node = node(directory.path());
-        let on = |id: u8, value| {
-            let port = v1::Port { label: "web".to_owned(), value, ..Default::default() };
-            v1::Allocation { ports: vec![port], ..endless(id) }
-        };
-        node.apply(whole(vec![on(1, 7_001)], &[1])).await;
-        let stop = v1::Allocation { run: false, ..on(1, 7_001) };
-        let allocations = vec![stop, on(2, 7_001), on(3, 7_002)];
-        node.apply(v1::AllocationBatch { allocations, ..Default::default() }).await;
-        assert_eq!(started(&node), [(1, true), (3, false)], "its end takes a moment");
-        let starts = async {
-            while started(&node).iter().all(|(id, _)| *id != 2) {
-                node.shared.ended.notified().await;
-                node.settle();
-            }
-        };
-        timeout(Duration::from_mins(1), starts).await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn what_was_down_starts_when_the_servers_name_it_with_leave_to_start() {
-        let directory = tempfile::tempdir().unwrap();
-        let before = node(directory.path());
-        before.apply(whole(vec![endless(1), endless(2)], &[1, 2])).await;
-        before.suspend().await;
-        let node = LocalNode::restore(Arc::clone(&before.shared), 10).unwrap();
-        let may_start = |id: u8| {
-            let inner = node.lock();
-            inner.entries[&AllocationId([id; 16])].wish.borrow().start
-        };
-        let mut held = endless(1);
-        held.task_starts_allowed = false;
-        node.apply(whole(vec![held], &[1])).await;
-        assert_eq!(started(&node), [(1, false), (2, true)], "the second is not in the set");
-        assert!(!may_start(1) && !may_start(2));
-        let leave = vec![endless(1)];
-        node.apply(v1::AllocationBatch { allocations: leave, ..Default::default() }).await;
-        assert!(may_start(1));
-    }
-
-    #[tokio::test]
-    async fn what_waits_for_leave_to_start_stays_while_it_is_named_and_starts_with_the_leave() {
-        let directory = tempfile::tempdir().unwrap();
-        let node = node(directory.path());
-        let [mut first, mut second] = [1, 2].map(endless);
-        (first.task_starts_allowed, second.task_starts_allowed) = (false, false);
-        node.apply(whole(vec![first.clone(), second], &[1, 2])).await;
-        assert_eq!((node.counts(), started(&node)), ((2, 2), Vec::new()));
-        node.apply(whole(Vec::new(), &[1])).await;
-        assert_eq!((node.counts(), started(&node)), ((1, 1), Vec::new()));
-        first.task_starts_allowed = true;
-        node.apply(v1::AllocationBatch { allocations: vec![first], ..Default::default() }).await;
-        assert_eq!(started(&node), [(1, false)]);
-    }
-}
+mod tests;

@@ -4,6 +4,8 @@
 //!
 //! Order: a change is stored first, then reported, then acted upon.
 
+mod stages;
+
 use std::{
     collections::BTreeMap,
     io,
@@ -24,27 +26,25 @@ use proto::v1;
 
 use crate::{
     allocation::{
-        runner::AllocationRunner,
+        runner::{AllocationRunner, StagePlace, Step},
         spec::AllocationSpec,
         state::{AllocationDirectory, StateDirectory, StoredAllocation},
     },
     driver::{self, Drivers, Recovered, Run, TaskContext},
-    executor::process::{kill_leftovers, kill_run},
+    executor::process::kill_run,
     machine::shortage::Shortages,
     session::{meta::NodeMeta, status::Outbox},
+    stage::{StageError, Stages},
     task::{
+        action::Action,
         run::{ExitResult, Fault, Outcome, StartError},
-        runner::{Action, Phase},
+        runner::Phase,
     },
     time::Clock,
 };
 
 /// Pause before a kill that could not be delivered is repeated.
 const KILL_RETRY: Duration = Duration::from_secs(1);
-/// First pause before the directory is prepared again after a shortage of the machine. It doubles
-/// up to [`SHORTAGE_PAUSE_MAX`].
-const SHORTAGE_PAUSE: Duration = Duration::from_secs(1);
-const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// What all shells of a node share.
 pub struct Shared {
@@ -57,6 +57,7 @@ pub struct Shared {
     pub(crate) meta: Arc<NodeMeta>,
     pub(crate) executor_binary: Arc<Path>,
     pub(crate) drivers: Drivers,
+    pub(crate) stages: Stages,
     pub shortages: Arc<Shortages>,
     /// Notified when an allocation has ended.
     pub(crate) ended: Notify,
@@ -138,6 +139,8 @@ pub struct View {
     pub spec: Arc<AllocationSpec>,
     pub status: v1::AllocationStatus,
     pub terminal: bool,
+    /// It has ended, and what prepared it is undone.
+    pub(crate) over: bool,
     pub(crate) stopping: bool,
 }
 
@@ -155,6 +158,9 @@ pub(crate) enum Origin {
 }
 
 enum Happening {
+    /// The error comes with what it means for users.
+    Prepared(StagePlace, Result<(), (&'static str, StageError)>),
+    Undone(StagePlace, io::Result<()>),
     Started(usize, Result<Run, StartError>),
     Recovered(usize, Result<Recovered, StartError>),
     Exited(usize, Outcome),
@@ -189,6 +195,7 @@ pub(crate) struct Shell {
     /// bound on connections bounds them.
     restarts: Vec<AwaitedRestart>,
     happenings: FuturesUnordered<BoxFuture<'static, Happening>>,
+    under_way: stages::UnderWay,
     actions: Vec<Action>,
 }
 
@@ -213,6 +220,7 @@ impl Shell {
             view: Arc::clone(&view),
             taken: None,
             happenings: FuturesUnordered::new(),
+            under_way: Vec::new(),
             actions: Vec::new(),
             shared,
             spec,
@@ -227,13 +235,24 @@ impl Shell {
         (shell, view)
     }
 
-    /// Runs the allocation to its end.
+    /// The machine, and what a step of it needs.
+    fn step(&mut self) -> (&mut AllocationRunner, Step<'_>) {
+        let step = Step {
+            policy: &self.spec.policy,
+            rules: &self.shared.stages.rules,
+            now: self.shared.clock.now(),
+            out: &mut self.actions,
+        };
+        (&mut self.runner, step)
+    }
+
+    /// Runs the allocation until its tasks have ended and what prepared them is undone.
     pub(crate) async fn run(mut self, origin: Origin) {
         self.begin(origin).await;
         loop {
             self.publish().await;
             self.answer_restarts();
-            if self.runner.is_terminal() {
+            if self.runner.is_over() {
                 break;
             }
             let wish = self.wishes.borrow_and_update().clone();
@@ -247,8 +266,10 @@ impl Shell {
             if !self.actions.is_empty() || self.runner.is_changed() {
                 continue;
             }
-            // A held allocation starts nothing, so its deadlines wait too.
-            let deadline = self.runner.next_deadline().filter(|_| !self.held);
+            // A held allocation starts nothing, so its deadlines wait too. One that has ended has
+            // only deadlines of undos.
+            let waits = self.held && !self.runner.is_terminal();
+            let deadline = self.runner.next_deadline().filter(|_| !waits);
             let due = async {
                 match deadline {
                     Some(at) => sleep_until(self.shared.clock.instant(at)).await,
@@ -271,8 +292,8 @@ impl Shell {
                 }
                 Some((order, answer)) = self.orders.recv() => self.carry_out(&order, answer),
                 () = due => {
-                    let now = self.shared.clock.now();
-                    let too_long = self.runner.tick(&self.spec.policy, now, &mut self.actions);
+                    let (runner, mut step) = self.step();
+                    let too_long = runner.tick(&mut step);
                     self.shared.too_long.fetch_add(too_long as u64, Ordering::Relaxed);
                 }
             }
@@ -284,36 +305,15 @@ impl Shell {
         if matches!(origin, Origin::Stored { suspended: true, booted: false }) {
             self.end_what_is_left().await;
         }
-        let is_new = matches!(origin, Origin::New);
-        let may_live = matches!(origin, Origin::Stored { suspended: false, booted: false });
-        match self.prepare(is_new, may_live).await {
-            Ok(()) => {}
-            // The directory was prepared when the allocation was received. Its tasks may be
-            // running, so this error is no reason to give them up.
-            Err(error) if may_live => {
-                tracing::warn!(allocation = %self.spec.id, %error, "cannot prepare the directory of an allocation again");
-            }
-            // The wait for the shortage was ended by a wish to stop or suspend. The main loop obeys
-            // that.
-            Err(error) if is_new && Fault::of(&error) == Fault::Shortage => return,
-            Err(error) if Fault::of(&error) == Fault::Shortage => {}
-            Err(error) => {
-                let message = format!("cannot prepare the allocation's directory: {error}");
-                self.runner.setup_failed(&message, Fault::of(&error), self.shared.clock.now());
-                return;
-            }
-        }
-        let now = self.shared.clock.now();
-        if matches!(origin, Origin::Stored { .. }) {
-            self.runner.resumed(now);
-        }
+        let (runner, mut step) = self.step();
         match origin {
-            Origin::New => self.runner.start(now, &mut self.actions),
+            Origin::New => runner.start(&mut step),
             Origin::Stored { suspended, booted } if suspended || booted => {
-                self.runner.rewind(&self.spec.policy, booted, now, &mut self.actions);
+                runner.rewind(booted, &mut step);
                 self.held = true;
             }
             Origin::Stored { .. } => {
+                runner.resumed(&mut step);
                 self.unheard = true;
                 for (position, task) in self.runner.tasks().iter().enumerate() {
                     if task.may_have_process() {
@@ -328,70 +328,52 @@ impl Shell {
         }
     }
 
-    /// Prepares the directory. During a shortage of the machine it retries until the allocation or
-    /// the agent is to end. It does not retry if processes may be alive, because those no longer
-    /// need the preparation.
-    async fn prepare(&mut self, is_new: bool, may_live: bool) -> io::Result<()> {
-        let mut pause = SHORTAGE_PAUSE;
-        loop {
-            let prepared = prepare(self.directory.clone(), Arc::clone(&self.spec), is_new).await;
-            let Err(error) = &prepared else { return prepared };
-            if may_live || Fault::of(error) != Fault::Shortage {
-                return prepared;
-            }
-            if pause == SHORTAGE_PAUSE {
-                tracing::warn!(allocation = %self.spec.id, %error, "the machine is short: an allocation's directory is prepared later");
-                let words = format!("Waits, the machine is short: {error}");
-                self.runner.waits(&words, self.shared.clock.now());
-                self.runner.take_changed();
-                self.report();
-            }
-            self.shared.shortages.met(error);
-            rt::select! {
-                biased;
-                // An error means that the sender is gone: the agent ends.
-                _ = self.wishes.wait_for(|wish| wish.stop || wish.suspend) => return prepared,
-                () = sleep(pause) => {}
-            }
-            pause = pause.saturating_mul(2).min(SHORTAGE_PAUSE_MAX);
-        }
-    }
-
-    /// Reports the status to the servers, and updates the view.
-    fn report(&self) {
-        let view = view_of(&self.spec, &self.runner);
-        self.shared.outbox.report(self.spec.id, view.status.clone());
-        *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
-    }
-
-    /// Stores and reports a change, then performs the actions. A start is not performed if the
-    /// state could not be stored.
+    /// Stores and reports a change, then performs the actions. A start, a stage and an undo are not
+    /// performed if the state could not be stored.
     async fn publish(&mut self) {
         let mut stored = Ok(());
-        if self.runner.take_changed() {
+        let is_unstored = self.runner.take_unstored();
+        let is_changed = self.runner.take_changed();
+        if is_changed || is_unstored {
             stored = self.store(self.held).await;
-            self.report();
+            let view = view_of(&self.spec, &self.runner);
+            if is_changed {
+                self.shared.outbox.report(self.spec.id, view.status.clone());
+            }
+            *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
         }
+        let not_stored = stored.as_ref().err();
         for action in std::mem::take(&mut self.actions) {
-            match (action, &stored) {
-                (Action::Start { task, .. }, Err(error)) => {
-                    let message = format!("cannot store the allocation's state: {error}");
-                    let fault = Fault::of(error);
-                    let recoverable = fault != Fault::Task;
-                    let failed = Err(StartError { message, recoverable, fault });
-                    self.happenings.push(async move { Happening::Started(task, failed) }.boxed());
+            match action {
+                Action::Start { task, attempt } => match not_stored {
+                    None => self.start(task, attempt),
+                    Some(error) => self.start_without_state(task, error),
+                },
+                Action::Kill { task } => self.kill(task),
+                Action::Prepare { stage, task, again } => {
+                    self.prepare((stage, task), again, not_stored);
                 }
-                (Action::Start { task, attempt }, Ok(())) => self.start(task, attempt),
-                (Action::Kill { task }, _) => self.kill(task),
+                Action::Abandon { task } => self.abandon(task),
+                Action::Undo { stage, task } => self.undo((stage, task), not_stored),
             }
         }
+    }
+
+    /// Reports a start as failed, because the state could not be stored.
+    fn start_without_state(&self, task: usize, error: &io::Error) {
+        let message = format!("cannot store the allocation's state: {error}");
+        let fault = Fault::of(error);
+        let recoverable = fault != Fault::Task;
+        let failed = Err(StartError { message, recoverable, fault });
+        self.happenings.push(std::future::ready(Happening::Started(task, failed)).boxed());
     }
 
     async fn store(&mut self, suspended: bool) -> std::io::Result<()> {
         let directory = self.directory.clone();
         let boot_id = self.shared.state.boot_id;
-        let stored =
-            StoredAllocation::new(boot_id, suspended, Arc::clone(&self.spec), self.runner.clone());
+        let parts = (Arc::clone(&self.spec), self.runner.clone());
+        let rules = &self.shared.stages.rules;
+        let stored = StoredAllocation::new(boot_id, suspended, rules, parts);
         let stored = run_blocking(move || directory.store(&stored)).await;
         if let Err(error) = &stored {
             tracing::warn!(allocation = %self.spec.id, %error, "cannot store the state of an allocation");
@@ -437,12 +419,14 @@ impl Shell {
             self.taken = Some(spec);
         }
         self.runner.raise_sequence(wish.sequence);
+        let (runner, mut step) = self.step();
         if wish.stop {
-            self.runner.stop(&self.spec.policy, now, &mut self.actions);
+            runner.stop(&mut step);
         }
         if (self.held || self.unheard) && wish.start {
             (self.held, self.unheard) = (false, false);
-            self.runner.start(now, &mut self.actions);
+            let (runner, mut step) = self.step();
+            runner.start(&mut step);
         }
     }
 
@@ -475,11 +459,11 @@ impl Shell {
         let refused = || Err("Task not running".to_owned());
         match order {
             Order::Restart { .. } | Order::RestartAll => {
+                let (runner, mut step) = self.step();
                 let taken = match order {
-                    Order::RestartAll => self.runner.restart_all(now, &mut self.actions),
+                    Order::RestartAll => runner.restart_all(&mut step),
                     Order::Restart { .. } | Order::Signal { .. } => {
-                        let named = name.is_some();
-                        self.runner.restart(&chosen, named, now, &mut self.actions) > 0
+                        runner.restart(&chosen, name.is_some(), &mut step) > 0
                     }
                 };
                 if taken {
@@ -514,12 +498,13 @@ impl Shell {
     }
 
     fn take(&mut self, happening: Happening) {
-        let now = self.shared.clock.now();
-        let (runner, policy, actions) = (&mut self.runner, &self.spec.policy, &mut self.actions);
+        let (runner, mut step) = self.step();
         match happening {
+            Happening::Prepared(place, prepared) => self.take_prepared(place, prepared),
+            Happening::Undone(place, undone) => self.take_undone(place, undone),
             Happening::Started(task, Ok(run)) => {
+                runner.started(task, &mut step);
                 self.runs[task] = Some(run.clone());
-                runner.started(policy, task, now, actions);
                 self.shared.shortages.started();
                 self.watch(task, run);
             }
@@ -534,7 +519,8 @@ impl Shell {
                     // it.
                     error.fault = Fault::Shortage;
                 }
-                runner.start_failed(policy, task, &error, now, actions);
+                let (runner, mut step) = self.step();
+                runner.start_failed(task, &error, &mut step);
             }
             Happening::Recovered(task, Ok(Recovered::Run(run))) => {
                 if runner.tasks()[task].phase == Phase::Starting {
@@ -542,22 +528,18 @@ impl Shell {
                         async move { Happening::Started(task, run.started().await.map(|()| run)) };
                     self.happenings.push(started.boxed());
                 } else {
+                    runner.resume(task, &mut step);
                     self.runs[task] = Some(run.clone());
-                    runner.resume(policy, task, now, actions);
                     self.watch(task, run);
                 }
             }
             Happening::Recovered(task, Ok(Recovered::Never)) => {
-                runner.never_started(policy, task, now, actions);
-                if !self.unheard {
-                    runner.start(now, actions);
-                }
+                runner.never_started(task, &mut step);
+                self.start_if_heard();
             }
             Happening::Recovered(task, Ok(Recovered::Lost)) => {
-                runner.lost(policy, task, now, actions);
-                if !self.unheard {
-                    runner.start(now, actions);
-                }
+                runner.lost(task, &mut step);
+                self.start_if_heard();
             }
             Happening::Recovered(task, Err(error)) => {
                 let exit = ExitResult {
@@ -565,7 +547,7 @@ impl Shell {
                     error: Some(error.message),
                     ..ExitResult::default()
                 };
-                runner.exited(policy, task, &exit, now, actions);
+                runner.exited(task, &exit, &mut step);
             }
             Happening::Exited(task, outcome) => {
                 self.runs[task] = None;
@@ -580,7 +562,8 @@ impl Shell {
                         ExitResult { exit_code: -1, error: Some(error), ..ExitResult::default() }
                     }
                 };
-                runner.exited(policy, task, &exit, now, actions);
+                let (runner, mut step) = self.step();
+                runner.exited(task, &exit, &mut step);
             }
             Happening::KillSent(_, _, Ok(())) | Happening::Signaled => {}
             Happening::KillSent(task, attempt, Err(error)) => {
@@ -599,6 +582,14 @@ impl Shell {
                     self.kill(task);
                 }
             }
+        }
+    }
+
+    /// Starts what has not started, if the servers have said that it may.
+    fn start_if_heard(&mut self) {
+        if !self.unheard {
+            let (runner, mut step) = self.step();
+            runner.start(&mut step);
         }
     }
 
@@ -629,8 +620,8 @@ impl Shell {
             .filter_map(|task| Some(end(self.runs[task].clone()?, self.kill_order(task))))
             .collect();
         ends.collect::<Vec<_>>().await;
-        let now = self.shared.clock.now();
-        self.runner.rewind(&self.spec.policy, false, now, &mut self.actions);
+        let (runner, mut step) = self.step();
+        runner.rewind(false, &mut step);
         // A task may have ended for good meanwhile. Count that as a change, so that the next agent
         // reports it.
         self.runner.take_changed();
@@ -721,26 +712,9 @@ pub(crate) fn view_of(spec: &Arc<AllocationSpec>, runner: &AllocationRunner) -> 
         spec: Arc::clone(spec),
         status: runner.status(&spec.policy, spec.id.0),
         terminal: runner.is_terminal(),
+        over: runner.is_over(),
         stopping: runner.is_stopping(),
     }
-}
-
-/// Prepares the directories of an allocation.
-async fn prepare(
-    directory: AllocationDirectory,
-    spec: Arc<AllocationSpec>,
-    is_new: bool,
-) -> io::Result<()> {
-    run_blocking(move || {
-        if is_new {
-            // An allocation with this id may have run here before, and its state was lost. Its
-            // processes would be a second copy.
-            kill_leftovers(&directory.runs())?;
-            directory.remove()?;
-        }
-        directory.prepare(&spec)
-    })
-    .await
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! stands in place of processes, shells and files. A restarted simulation has the same nodes, and
 //! starts again what the servers consider running.
 //!
-//! Estimate for 5,000 nodes × 200 allocations: an allocation is a state machine of about 400 bytes
+//! Estimate for 5,000 nodes × 200 allocations: an allocation is a state machine of about 500 bytes
 //! and a few events. All allocations of a job share policies and scripts. 60 nodes share a channel
 //! to a server.
 
@@ -20,7 +20,8 @@ use wire::rpc::words;
 
 use crate::{
     allocation::{
-        runner::{AllocationRunner, GroupPolicy},
+        preparation::StageRules,
+        runner::{AllocationRunner, GroupPolicy, Step},
         spec::{group_policy, present},
         state::NodeIdentity,
     },
@@ -36,9 +37,10 @@ use crate::{
         readiness::{Checks, ReadinessProbe, ScriptedProbe},
         status::{Outbox, not_running},
     },
+    stage::Stages,
     task::{
+        action::Action,
         run::{ExitResult, StartError},
-        runner::Action,
     },
     time::{Clock, Moment},
 };
@@ -62,6 +64,7 @@ pub(crate) fn spawn(
 ) {
     let clock = Clock::new();
     let groups = Arc::new(Groups::default());
+    let rules = Arc::new(Stages::all().rules);
     let meta = Arc::new(NodeMeta::fixed(settings.meta.clone()));
     for number in 1..=nodes {
         let identity = identity.derive(number);
@@ -77,6 +80,7 @@ pub(crate) fn spawn(
             clock,
             outbox: Arc::clone(&outbox),
             groups: Arc::clone(&groups),
+            rules: Arc::clone(&rules),
             ended_max: settings.ended_allocations_max,
             inner: Mutex::default(),
             wake: Notify::new(),
@@ -218,6 +222,7 @@ struct SimulatedNode {
     clock: Clock,
     outbox: Arc<Outbox>,
     groups: Arc<Groups>,
+    rules: Arc<StageRules>,
     ended_max: usize,
     inner: Mutex<Inner>,
     wake: Notify,
@@ -257,7 +262,7 @@ impl SimulatedNode {
             inner.deadlines.pop_first();
             if let Some(allocation) = inner.allocations.get_mut(&id) {
                 allocation.deadline = None;
-                allocation.let_happen(now);
+                allocation.let_happen(&self.rules, now);
                 self.publish(&mut inner, id, now);
             }
         }
@@ -298,16 +303,12 @@ impl SimulatedNode {
             },
         };
         allocation.runner.raise_sequence(message.client_sequence);
-        let group = Arc::clone(&allocation.group);
-        let mut actions = Vec::new();
         // An allocation that never ran here goes through the same state machine, which reports it
         // as ended.
-        if message.run {
-            allocation.runner.start(now, &mut actions);
-        } else {
-            allocation.runner.stop(&group.policy, now, &mut actions);
-        }
-        allocation.perform(actions, now);
+        let order = if message.run { AllocationRunner::start } else { AllocationRunner::stop };
+        allocation.carry_out(&self.rules, now, |allocation, step| {
+            order(&mut allocation.runner, step);
+        });
         self.publish(inner, id, now);
     }
 
@@ -356,76 +357,84 @@ impl SimulatedAllocation {
         self.due.iter().map(|(at, _, _)| *at).chain(self.runner.next_deadline()).min()
     }
 
-    fn let_happen(&mut self, now: Moment) {
-        let group = Arc::clone(&self.group);
-        let mut actions = Vec::new();
-        let (ripe, rest) = std::mem::take(&mut self.due)
+    /// Performs due events.
+    fn let_happen(&mut self, rules: &StageRules, now: Moment) {
+        let (ripe, rest): (Vec<_>, _) = std::mem::take(&mut self.due)
             .into_iter()
             .partition(|(at, _, _)| *at <= now.since_boot_ms);
         self.due = rest;
-        let ripe: Vec<_> = ripe;
-        for (_, task, what) in ripe {
-            match what {
-                Due::Started => self.started(task, now, &mut actions),
-                Due::Exited(exit) => {
-                    self.runner.exited(&group.policy, task, &exit, now, &mut actions);
+        self.carry_out(rules, now, |allocation, step| {
+            for (_, task, what) in ripe {
+                match what {
+                    Due::Started => allocation.started(task, step),
+                    Due::Exited(exit) => allocation.runner.exited(task, &exit, step),
                 }
             }
-        }
-        self.runner.tick(&group.policy, now, &mut actions);
-        self.perform(actions, now);
+            allocation.runner.tick(step);
+        });
     }
 
-    fn perform(&mut self, actions: Vec<Action>, now: Moment) {
+    /// Makes a step of the machine, and performs what it asks for until it asks for nothing.
+    fn carry_out(
+        &mut self,
+        rules: &StageRules,
+        now: Moment,
+        first: impl FnOnce(&mut Self, &mut Step<'_>),
+    ) {
         let group = Arc::clone(&self.group);
+        let mut actions = Vec::new();
+        first(self, &mut Step { policy: &group.policy, rules, now, out: &mut actions });
         let mut left = VecDeque::from(actions);
         while let Some(action) = left.pop_front() {
             let mut more = Vec::new();
-            match action {
-                Action::Start { task, .. } => match &group.scripts[task] {
-                    Err(error) => self.runner.start_failed(
-                        &group.policy,
-                        task,
-                        &StartError::impossible(error.as_str()),
-                        now,
-                        &mut more,
-                    ),
-                    Ok(script) if script.start_block_for_ms > 0 => {
-                        let at = now.since_boot_ms.saturating_add(script.start_block_for_ms);
-                        self.due.push((at, task, Due::Started));
-                    }
-                    Ok(_) => self.started(task, now, &mut more),
-                },
-                Action::Kill { task } => {
-                    if let Ok(script) = &group.scripts[task] {
-                        let (after_ms, exit) =
-                            script.killed_end(group.policy.tasks[task].kill_timeout_ms);
-                        self.due.retain(|(_, other, _)| *other != task);
-                        if after_ms == 0 {
-                            self.runner.exited(&group.policy, task, &exit, now, &mut more);
-                        } else {
-                            let at = now.since_boot_ms.saturating_add(after_ms);
-                            self.due.push((at, task, Due::Exited(exit)));
-                        }
-                    }
-                }
-            }
+            self.perform(action, &mut Step { policy: &group.policy, rules, now, out: &mut more });
             left.extend(more);
         }
     }
 
-    fn started(&mut self, task: usize, now: Moment, actions: &mut Vec<Action>) {
+    fn perform(&mut self, action: Action, step: &mut Step<'_>) {
+        let group = Arc::clone(&self.group);
+        match action {
+            // A simulated node has nothing to prepare, so each stage succeeds at once.
+            Action::Prepare { stage, task, .. } => self.runner.prepared((stage, task), step),
+            Action::Undo { stage, task } => self.runner.undone((stage, task), step),
+            Action::Abandon { .. } => {}
+            Action::Start { task, .. } => match &group.scripts[task] {
+                Err(error) => {
+                    self.runner.start_failed(task, &StartError::impossible(error.as_str()), step);
+                }
+                Ok(script) if script.start_block_for_ms > 0 => {
+                    let at = step.now.since_boot_ms.saturating_add(script.start_block_for_ms);
+                    self.due.push((at, task, Due::Started));
+                }
+                Ok(_) => self.started(task, step),
+            },
+            Action::Kill { task } => {
+                let Ok(script) = &group.scripts[task] else { return };
+                let (after_ms, exit) = script.killed_end(group.policy.tasks[task].kill_timeout_ms);
+                self.due.retain(|(_, other, _)| *other != task);
+                if after_ms == 0 {
+                    self.runner.exited(task, &exit, step);
+                } else {
+                    let at = step.now.since_boot_ms.saturating_add(after_ms);
+                    self.due.push((at, task, Due::Exited(exit)));
+                }
+            }
+        }
+    }
+
+    fn started(&mut self, task: usize, step: &mut Step<'_>) {
         let group = Arc::clone(&self.group);
         let Ok(script) = &group.scripts[task] else { return };
         if let Some(error) = script.start_failure() {
-            self.runner.start_failed(&group.policy, task, &error, now, actions);
+            self.runner.start_failed(task, &error, step);
             return;
         }
         if let Some(run_for_ms) = script.run_for_ms {
-            let at = now.since_boot_ms.saturating_add(run_for_ms);
+            let at = step.now.since_boot_ms.saturating_add(run_for_ms);
             self.due.push((at, task, Due::Exited(script.natural_end())));
         }
-        self.runner.started(&group.policy, task, now, actions);
+        self.runner.started(task, step);
     }
 }
 
@@ -471,13 +480,17 @@ impl Node for SimulatedNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing;
+    use crate::{
+        allocation::preparation::{Again, Place, Scope, StageRule},
+        testing,
+    };
 
     fn node() -> SimulatedNode {
         SimulatedNode {
             clock: Clock::new(),
             outbox: Arc::default(),
             groups: Arc::default(),
+            rules: Arc::new(Stages::all().rules),
             ended_max: 1,
             inner: Mutex::default(),
             wake: Notify::new(),
@@ -511,6 +524,23 @@ mod tests {
         for (id, expected) in [(1, "complete"), (2, "complete"), (3, "failed")] {
             assert_eq!(status(&node, id), expected, "{id}");
         }
+    }
+
+    /// Also stages that today's list does not have: outside the directory, of both scopes.
+    #[tokio::test]
+    async fn stages_are_prepared_and_undone() {
+        let rule =
+            |name, scope| StageRule { name, scope, again: Again::Never, place: Place::Outside };
+        let rules = vec![rule("network", Scope::Allocation), rule("mount", Scope::Task)];
+        let node = SimulatedNode { rules: Arc::new(StageRules::of(rules)), ..node() };
+        let mut endless = testing::message([1; 16], "job", &["a", "b"]);
+        node.apply(batch(vec![endless.clone()])).await;
+        assert_eq!(status(&node, 1), "running");
+        let is_over = || node.lock().allocations[&AllocationId([1; 16])].runner.is_over();
+        assert!(!is_over());
+        endless.run = false;
+        node.apply(batch(vec![endless])).await;
+        assert_eq!((status(&node, 1).as_str(), is_over()), ("complete", true));
     }
 
     #[tokio::test]

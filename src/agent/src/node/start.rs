@@ -23,6 +23,7 @@ use crate::{
         readiness::{CheckTimer, Checks},
         status::{Outbox, send_statuses},
     },
+    stage::Stages,
     time::Clock,
 };
 
@@ -69,6 +70,7 @@ pub(crate) fn start_node(
         node_names: Arc::new(node_names(&registration, &settings.region)),
         executor_binary: binary.into(),
         drivers,
+        stages: Stages::all(),
         meta: Arc::clone(&meta),
         shortages: Arc::default(),
         ended: Notify::new(),

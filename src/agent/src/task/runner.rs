@@ -3,10 +3,14 @@
 //! told what happened. Nothing here blocks or reads a clock.
 //!
 //! ```text
-//!  Pending ─start─► Starting ─started─► Running ─exit─► Waiting ─delay over─► Starting …
-//!                      │                  │  └─exit, no restart─► Dead
-//!                      └─failed─► (as exit)└─kill─► ShutdownDelay ─► Killing ─exit─► Dead
+//!  Pending ─start─► Preparing ─launch─► Starting ─started─► Running ─exit─► Waiting ─┐
+//!                    │ ▲                 │                   │ └─exit, no restart─► Dead
+//!                    │ └────────────────────── delay over ────────────────────────────┘
+//!                    └─failed─► Dead     └─failed─► (as exit)└─kill─► ShutdownDelay ─► Killing
+//!                                                                          ─exit─► Dead
 //! ```
+//! In `Preparing` the task waits for the stages of its preparation. The allocation's machine steps
+//! those, and launches the task when they are done. If nothing is to be done, that is at once.
 
 use calendar::go_duration;
 use serde::{Deserialize, Serialize};
@@ -14,7 +18,9 @@ use serde::{Deserialize, Serialize};
 use super::run::{ExitResult, Fault, StartError};
 use crate::{
     task::{
+        action::Action,
         restart::{Decision, Ending, RestartPolicy, RestartTracker},
+        retry::{pause_ms, reason_to_retry},
         run_limit::RUN_TIME_OVER,
     },
     time::Moment,
@@ -22,14 +28,6 @@ use crate::{
 
 /// How many events are kept for a task. When there are more, the oldest are dropped.
 pub(crate) const EVENTS_MAX: usize = fsm::limits::TASK_EVENTS_MAX;
-
-/// How many starts in a row may fail with [`Fault::Passing`] before a failure counts against the
-/// task's restarts.
-const PASSING_TRIES_MAX: u32 = 10;
-/// Pause after the first start that fails by a shortage or a passing fault, ms. It doubles with
-/// each such start.
-const SHORTAGE_DELAY_MS: u64 = 1_000;
-const SHORTAGE_DELAY_MS_MAX: u64 = 30_000;
 
 /// Exit code that is reported for a run whose end the agent did not see.
 const LOST_EXIT_CODE: i32 = -1;
@@ -146,8 +144,10 @@ pub(crate) struct Event {
 /// The phase of a task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Phase {
-    /// Not started.
+    /// Not to be started yet.
     Pending,
+    /// To be started as soon as it is prepared.
+    Preparing,
     /// The driver was asked to start it.
     Starting,
     /// Runs.
@@ -168,21 +168,15 @@ pub(crate) enum Phase {
     Dead,
 }
 
-/// What the state machine asks the driver to do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Action {
-    /// Start this attempt.
-    Start {
-        /// Position of the task in its group.
-        task: usize,
-        /// Number of the run, from 1.
-        attempt: u32,
-    },
-    /// Send the kill signal, and SIGKILL after the task's timeout.
-    Kill {
-        /// Position of the task in its group.
-        task: usize,
-    },
+/// One step of a task's machine: what it is given, and where its actions go.
+pub(crate) struct TaskStep<'a> {
+    /// Position of the task in its group.
+    pub(crate) task: usize,
+    pub(crate) policy: &'a TaskPolicy,
+    /// Seed of the jitter of restarts.
+    pub(crate) seed: u64,
+    pub(crate) now: Moment,
+    pub(crate) out: &'a mut Vec<Action>,
 }
 
 /// The state machine of one task.
@@ -248,17 +242,25 @@ impl TaskRunner {
     pub(crate) fn may_have_process(&self) -> bool {
         match self.phase {
             Phase::Starting | Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => true,
-            Phase::Pending | Phase::Waiting { .. } | Phase::Dead => false,
+            Phase::Pending | Phase::Preparing | Phase::Waiting { .. } | Phase::Dead => false,
         }
+    }
+
+    /// Whether the task starts as soon as it is prepared.
+    pub(crate) fn is_preparing(&self) -> bool {
+        self.phase == Phase::Preparing
     }
 
     /// When [`Self::tick`] is due, in time since boot.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         match self.phase {
             Phase::ShutdownDelay { until_ms } | Phase::Waiting { until_ms } => Some(until_ms),
-            Phase::Pending | Phase::Starting | Phase::Running | Phase::Killing | Phase::Dead => {
-                None
-            }
+            Phase::Pending
+            | Phase::Preparing
+            | Phase::Starting
+            | Phase::Running
+            | Phase::Killing
+            | Phase::Dead => None,
         }
     }
 
@@ -267,28 +269,30 @@ impl TaskRunner {
         self.phase == Phase::Killing && self.restart_wanted
     }
 
-    /// Starts a pending task.
-    pub(crate) fn start(&mut self, task: usize, now: Moment, out: &mut Vec<Action>) {
-        if self.phase != Phase::Pending {
-            return;
+    /// A pending task is to start as soon as it is prepared.
+    pub(crate) fn start(&mut self) {
+        if self.phase == Phase::Pending {
+            self.phase = Phase::Preparing;
         }
+    }
+
+    /// The task is prepared, so its run begins.
+    pub(crate) fn launch(&mut self, step: &mut TaskStep<'_>) {
+        assert_eq!(self.phase, Phase::Preparing, "only a prepared task that is to start starts");
         if self.attempt == 0 {
-            self.event(now, EventKind::TaskSetup, "Building Task Directory");
+            self.event(step.now, EventKind::TaskSetup, "Building Task Directory");
         }
-        self.launch(task, out);
+        self.attempt = self.attempt.saturating_add(1);
+        self.phase = Phase::Starting;
+        step.out.push(Action::Start { task: step.task, attempt: self.attempt });
     }
 
     /// The driver has started it.
-    pub(crate) fn started(
-        &mut self,
-        task: usize,
-        policy: &TaskPolicy,
-        now: Moment,
-        out: &mut Vec<Action>,
-    ) {
+    pub(crate) fn started(&mut self, step: &mut TaskStep<'_>) {
         if self.phase != Phase::Starting {
             return;
         }
+        let now = step.now;
         self.phase = Phase::Running;
         self.node_failure = None;
         self.shortages = 0;
@@ -298,21 +302,16 @@ impl TaskRunner {
         }
         self.event(now, EventKind::Started, "Task started by client");
         if let Some(reason) = self.kill.take() {
-            self.kill(task, policy, &reason, now, out);
+            self.kill(&reason, step);
         }
     }
 
     /// The driver could not start it.
-    pub(crate) fn start_failed(
-        &mut self,
-        policy: &TaskPolicy,
-        error: &StartError,
-        now: Moment,
-        seed: u64,
-    ) {
+    pub(crate) fn start_failed(&mut self, error: &StartError, step: &TaskStep<'_>) {
         if self.phase != Phase::Starting {
             return;
         }
+        let now = step.now;
         let StartError { message, recoverable, fault } = error;
         self.event(now, EventKind::DriverFailure, message);
         self.node_failure = (*fault == Fault::Node).then(|| message.as_str().into());
@@ -320,15 +319,9 @@ impl TaskRunner {
             self.die(now, false);
             return;
         }
-        let why = match fault {
-            Fault::Shortage => Some("The machine is short of something"),
-            Fault::Passing => Some("It may pass").filter(|_| self.shortages < PASSING_TRIES_MAX),
-            Fault::Task | Fault::Node => None,
-        };
-        if let Some(why) = why {
+        if let Some(why) = reason_to_retry(*fault, self.shortages) {
             // Such a failure does not use up the restarts of the job's policy.
-            let doubled = SHORTAGE_DELAY_MS.checked_shl(self.shortages.min(10));
-            let delay_ms = doubled.unwrap_or(u64::MAX).min(SHORTAGE_DELAY_MS_MAX);
+            let delay_ms = pause_ms(self.shortages);
             self.shortages = self.shortages.saturating_add(1);
             let delay = go_duration(delay_ms);
             let message = format!("{why}, task restarting in {delay}");
@@ -337,7 +330,7 @@ impl TaskRunner {
             return;
         }
         let ending = if *recoverable { Ending::StartFailed } else { Ending::StartImpossible };
-        self.after_end(policy, ending, now, seed);
+        self.after_end(ending, step);
     }
 
     /// Records why the task cannot be prepared yet.
@@ -345,8 +338,13 @@ impl TaskRunner {
         self.event(now, EventKind::TaskSetup, why);
     }
 
-    /// The task's directories or files could not be prepared, so it fails.
+    /// A stage of the preparation has failed for good, so the task fails.
     pub(crate) fn setup_failed(&mut self, error: &str, fault: Fault, now: Moment) {
+        assert!(
+            !self.may_have_process(),
+            "a task with a process is not given up: {:?}",
+            self.phase
+        );
         self.event(now, EventKind::SetupFailure, error);
         if fault == Fault::Node {
             self.event(now, EventKind::NodeFailure, "The node could not prepare the task");
@@ -356,16 +354,11 @@ impl TaskRunner {
     }
 
     /// Its process has ended.
-    pub(crate) fn exited(
-        &mut self,
-        policy: &TaskPolicy,
-        exit: &ExitResult,
-        now: Moment,
-        seed: u64,
-    ) {
+    pub(crate) fn exited(&mut self, exit: &ExitResult, step: &TaskStep<'_>) {
         if !self.may_have_process() {
             return;
         }
+        let now = step.now;
         let mut message = match &exit.error {
             Some(error) => format!("Exit status unknown: {error}"),
             None => format!("Exit Code: {}", exit.exit_code),
@@ -394,21 +387,15 @@ impl TaskRunner {
             return;
         }
         let ending = if exit.is_success() { Ending::Success } else { Ending::Failure };
-        self.after_end(policy, ending, now, seed);
+        self.after_end(ending, step);
     }
 
     /// Begins to end the task. Idempotent: the first reason stays.
-    pub(crate) fn kill(
-        &mut self,
-        task: usize,
-        policy: &TaskPolicy,
-        reason: &KillReason,
-        now: Moment,
-        out: &mut Vec<Action>,
-    ) {
+    pub(crate) fn kill(&mut self, reason: &KillReason, step: &mut TaskStep<'_>) {
         if self.kill.is_some() || self.is_dead() {
             return;
         }
+        let (policy, now) = (step.policy, step.now);
         self.kill = Some(reason.clone());
         match reason {
             KillReason::Stopped => {}
@@ -428,7 +415,7 @@ impl TaskRunner {
         }
         match self.phase {
             Phase::Starting | Phase::Dead => {}
-            Phase::Pending | Phase::Waiting { .. } => {
+            Phase::Pending | Phase::Preparing | Phase::Waiting { .. } => {
                 self.event(now, EventKind::Killed, "Task successfully killed");
                 self.die(now, false);
             }
@@ -440,9 +427,7 @@ impl TaskRunner {
                 let until_ms = now.since_boot_ms.saturating_add(policy.shutdown_delay_ms);
                 self.phase = Phase::ShutdownDelay { until_ms };
             }
-            Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => {
-                self.send_kill(task, out);
-            }
+            Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => self.send_kill(step),
         }
     }
 
@@ -459,36 +444,27 @@ impl TaskRunner {
     /// Restarts a running task on a user's request. Also accepted while the task ends for an
     /// earlier request; both requests then lead to one restart. `false`: the task does not run, or
     /// is to end for good.
-    pub(crate) fn restart(
-        &mut self,
-        task: usize,
-        named: bool,
-        now: Moment,
-        out: &mut Vec<Action>,
-    ) -> bool {
+    pub(crate) fn restart(&mut self, named: bool, step: &mut TaskStep<'_>) -> bool {
         let ends_to_restart = self.ends_to_restart();
         if self.kill.is_some() || !(ends_to_restart || self.phase == Phase::Running) {
             return false;
         }
         let which = if named { "task" } else { "running tasks" };
         let message = format!("User requested {which} to restart");
-        self.event(now, EventKind::RestartSignaled, &message);
+        self.event(step.now, EventKind::RestartSignaled, &message);
         self.restart_wanted = true;
         if !ends_to_restart {
-            self.send_kill(task, out);
+            self.send_kill(step);
         }
         true
     }
 
     /// Restarts the task as a part of "restart all tasks" of a user. A task that has ended runs
     /// again too. `false`: the task is about to start anyway.
-    pub(crate) fn restart_ended(
-        &mut self,
-        task: usize,
-        now: Moment,
-        out: &mut Vec<Action>,
-    ) -> bool {
-        let starts_anyway = matches!(self.phase, Phase::Pending | Phase::Starting);
+    pub(crate) fn restart_ended(&mut self, step: &mut TaskStep<'_>) -> bool {
+        let now = step.now;
+        let starts_anyway =
+            matches!(self.phase, Phase::Pending | Phase::Preparing | Phase::Starting);
         if starts_anyway && self.kill.is_none() {
             return false;
         }
@@ -496,10 +472,10 @@ impl TaskRunner {
         // The task was being killed because its leader or a sibling ended. That one restarts too.
         self.kill = None;
         match self.phase {
-            Phase::Pending | Phase::Starting => {}
+            Phase::Pending | Phase::Preparing | Phase::Starting => {}
             Phase::Running | Phase::ShutdownDelay { .. } => {
                 self.restart_wanted = true;
-                self.send_kill(task, out);
+                self.send_kill(step);
             }
             Phase::Killing => self.restart_wanted = true,
             Phase::Waiting { .. } => self.phase = Phase::Waiting { until_ms: now.since_boot_ms },
@@ -519,7 +495,11 @@ impl TaskRunner {
     pub(crate) fn signaled(&mut self, signal: &str, now: Moment) -> bool {
         let runs = match self.phase {
             Phase::Running | Phase::ShutdownDelay { .. } | Phase::Killing => true,
-            Phase::Pending | Phase::Starting | Phase::Waiting { .. } | Phase::Dead => false,
+            Phase::Pending
+            | Phase::Preparing
+            | Phase::Starting
+            | Phase::Waiting { .. }
+            | Phase::Dead => false,
         };
         if runs {
             let message = format!("Task being sent a signal: {signal}");
@@ -528,20 +508,22 @@ impl TaskRunner {
         runs
     }
 
-    /// Starts or kills the task if a deadline has passed.
-    pub(crate) fn tick(&mut self, task: usize, now: Moment, out: &mut Vec<Action>) {
+    /// Restarts or kills the task if a deadline has passed.
+    pub(crate) fn tick(&mut self, step: &mut TaskStep<'_>) {
+        let now = step.now;
         match self.phase {
             Phase::Waiting { until_ms } if until_ms <= now.since_boot_ms => {
                 self.restarts = self.restarts.saturating_add(1);
                 self.last_restart_ms = now.wall_ms;
-                self.launch(task, out);
+                self.phase = Phase::Preparing;
             }
             Phase::ShutdownDelay { until_ms } if until_ms <= now.since_boot_ms => {
-                self.send_kill(task, out);
+                self.send_kill(step);
             }
             Phase::Waiting { .. }
             | Phase::ShutdownDelay { .. }
             | Phase::Pending
+            | Phase::Preparing
             | Phase::Starting
             | Phase::Running
             | Phase::Killing
@@ -555,9 +537,17 @@ impl TaskRunner {
         self.phase = Phase::Starting;
     }
 
+    /// The agent has started again. A task that was to start waits until it is asked for again.
+    pub(crate) fn interrupted(&mut self) {
+        if self.phase == Phase::Preparing {
+            self.phase = Phase::Pending;
+        }
+    }
+
     /// The process is gone through no fault of the task: the machine booted, or the agent stopped
     /// it. The task becomes pending and starts again. A task that was being killed is dead.
     pub(crate) fn rewind(&mut self, booted: bool, now: Moment) {
+        self.interrupted();
         if booted {
             self.tracker.reset();
         }
@@ -592,19 +582,20 @@ impl TaskRunner {
     }
 
     /// Sends the kill again, if the agent ended while one was in progress.
-    pub(crate) fn resume_kill(&self, task: usize, out: &mut Vec<Action>) {
+    pub(crate) fn resume_kill(&self, step: &mut TaskStep<'_>) {
         if self.phase == Phase::Killing {
-            out.push(Action::Kill { task });
+            step.out.push(Action::Kill { task: step.task });
         }
     }
 
-    fn after_end(&mut self, policy: &TaskPolicy, ending: Ending, now: Moment, seed: u64) {
+    fn after_end(&mut self, ending: Ending, step: &TaskStep<'_>) {
+        let (policy, now) = (step.policy, step.now);
         let decision = self.tracker.decide(
             &policy.restart,
             policy.restart_on_success,
             ending,
             now.since_boot_ms,
-            seed,
+            step.seed,
         );
         match decision {
             Decision::Complete => self.die(now, false),
@@ -621,15 +612,9 @@ impl TaskRunner {
         }
     }
 
-    fn launch(&mut self, task: usize, out: &mut Vec<Action>) {
-        self.attempt = self.attempt.saturating_add(1);
-        self.phase = Phase::Starting;
-        out.push(Action::Start { task, attempt: self.attempt });
-    }
-
-    fn send_kill(&mut self, task: usize, out: &mut Vec<Action>) {
+    fn send_kill(&mut self, step: &mut TaskStep<'_>) {
         self.phase = Phase::Killing;
-        out.push(Action::Kill { task });
+        step.out.push(Action::Kill { task: step.task });
     }
 
     fn die(&mut self, now: Moment, failed: bool) {
@@ -653,175 +638,4 @@ impl TaskRunner {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Nomad's type and messages of each event. An event that Nomad does not have is marked.
-    fn told(kind: EventKind) -> (&'static str, &'static [&'static str]) {
-        match kind {
-            EventKind::Received => ("Received", &["Task received by client"]),
-            EventKind::TaskSetup => ("Task Setup", &["Building Task Directory"]),
-            EventKind::SetupFailure => ("Setup Failure", &["no such user"]),
-            EventKind::DriverFailure => ("Driver Failure", &["no such command"]),
-            EventKind::Started => ("Started", &["Task started by client"]),
-            EventKind::Terminated => ("Terminated", &["Exit Code: 3", "Exit Code: 137, Signal: 9"]),
-            EventKind::Restarting => (
-                "Restarting",
-                &["Task restarting in 0s", "Restart within policy, task restarting in 10ms"],
-            ),
-            EventKind::NotRestarting => (
-                "Not Restarting",
-                &[
-                    "Exceeded allowed attempts 1 in interval 1s and mode is \"fail\"",
-                    "Error was unrecoverable",
-                ],
-            ),
-            EventKind::Killing => ("Killing", &["Sent interrupt. Waiting 2s before force killing"]),
-            EventKind::Killed => ("Killed", &["Task successfully killed"]),
-            EventKind::LeaderTaskDead => ("Leader Task Dead", &["Leader Task in Group dead"]),
-            EventKind::SiblingTaskFailed => {
-                ("Sibling Task Failed", &["Task's sibling \"db\" failed"])
-            }
-            EventKind::WaitingForShutdownDelay => (
-                "Waiting for shutdown delay",
-                &["Waiting for shutdown_delay of 5s before killing the task."],
-            ),
-            // The view takes the signal out of the sentence.
-            EventKind::Signaling => ("Signaling", &["Task being sent a signal: SIGHUP"]),
-            // Not Nomad's.
-            EventKind::NodeFailure => ("Node Failure", &["The node could not prepare the task"]),
-            EventKind::RestartSignaled => (
-                "Restart Signaled",
-                &[
-                    "User requested task to restart",
-                    "User requested running tasks to restart",
-                    "User requested all tasks to restart",
-                ],
-            ),
-        }
-    }
-
-    #[test]
-    fn every_event_is_told_as_in_nomad() {
-        let now = Moment { since_boot_ms: 1_000, wall_ms: 1_000_000 };
-        let mode = crate::task::restart::RestartMode::Fail;
-        let policy = TaskPolicy {
-            name: "t".to_owned(),
-            restart: RestartPolicy { attempts: 1, interval_ms: 1000, delay_ms: 10, mode },
-            restart_on_success: false,
-            kill_timeout_ms: 2_000,
-            shutdown_delay_ms: 5_000,
-            leader: false,
-        };
-        let mut events = Vec::new();
-        let mut play = |script: &dyn Fn(&mut TaskRunner, &mut Vec<Action>)| {
-            let (mut task, mut out) = (TaskRunner::new(now), Vec::new());
-            task.start(0, now, &mut out);
-            task.started(0, &policy, now, &mut out);
-            script(&mut task, &mut out);
-            events.append(&mut task.events);
-        };
-        let exit = |exit_code, signal| ExitResult { exit_code, signal, ..ExitResult::default() };
-        let error = StartError {
-            message: "no such command".to_owned(),
-            recoverable: false,
-            fault: Fault::Task,
-        };
-        play(&|task, _| task.exited(&policy, &exit(3, 0), now, 0));
-        play(&|task, out| {
-            for _ in 0..2 {
-                task.exited(&policy, &exit(3, 0), now, 0);
-                task.tick(0, Moment { since_boot_ms: 1_020, ..now }, out);
-                task.started(0, &policy, now, out);
-            }
-        });
-        play(&|task, out| {
-            task.exited(&policy, &exit(3, 0), now, 0);
-            task.tick(0, Moment { since_boot_ms: 1_020, ..now }, out);
-            task.start_failed(&policy, &error, now, 0);
-        });
-        play(&|task, _| task.setup_failed("no such user", Fault::Node, now));
-        play(&|task, _| {
-            task.signaled("SIGHUP", now);
-        });
-        for named in [true, false] {
-            play(&|task, out| {
-                task.restart(0, named, now, out);
-                task.exited(&policy, &exit(137, 9), now, 0);
-            });
-        }
-        play(&|task, out| {
-            task.restart_ended(0, now, out);
-        });
-        let sibling = KillReason::SiblingFailed("db".into());
-        for reason in [KillReason::Stopped, KillReason::LeaderDead, sibling] {
-            play(&|task, out| {
-                task.kill(0, &policy, &reason, now, out);
-                task.exited(&policy, &exit(137, 9), now, 0);
-            });
-        }
-        let mut seen = std::collections::BTreeSet::new();
-        for event in &events {
-            let (name, messages) = told(event.kind);
-            assert_eq!(event.kind.name(), name);
-            // A pause has jitter.
-            let said = event.message.replace("11ms", "10ms").replace("12ms", "10ms");
-            assert!(messages.contains(&said.as_str()), "{name}: {said}");
-            seen.insert((name, said));
-        }
-        assert_eq!(
-            seen.iter().map(|(name, _)| name).collect::<std::collections::BTreeSet<_>>().len(),
-            16
-        );
-    }
-
-    /// The pauses between starts that all fail by this fault, up to twenty, and the task at the
-    /// end.
-    fn pauses(fault: Fault) -> (Vec<u64>, TaskRunner) {
-        let policy = TaskPolicy {
-            name: "t".to_owned(),
-            restart: RestartPolicy {
-                attempts: 0,
-                interval_ms: 1000,
-                delay_ms: 10,
-                mode: crate::task::restart::RestartMode::Fail,
-            },
-            restart_on_success: false,
-            kill_timeout_ms: 0,
-            shutdown_delay_ms: 0,
-            leader: false,
-        };
-        let short =
-            StartError { message: "too many open files".to_owned(), recoverable: true, fault };
-        let mut now = Moment::default();
-        let mut task = TaskRunner::new(now);
-        let mut out = Vec::new();
-        task.start(0, now, &mut out);
-        let mut pauses = Vec::new();
-        while !task.is_dead() && pauses.len() < 20 {
-            task.start_failed(&policy, &short, now, 0);
-            let Some(due) = task.next_deadline() else { break };
-            pauses.push((due - now.since_boot_ms) / 1000);
-            now.since_boot_ms = due;
-            task.tick(0, now, &mut out);
-        }
-        (pauses, task)
-    }
-
-    /// A shortage of the machine is waited out with growing pauses, however long it lasts. It uses
-    /// up none of the job's restarts.
-    #[test]
-    fn a_shortage_is_waited_out() {
-        let (pauses, task) = pauses(Fault::Shortage);
-        assert_eq!(pauses[..7], [1, 2, 4, 8, 16, 30, 30]);
-        assert_eq!((pauses.len(), task.is_dead()), (20, false));
-    }
-
-    #[test]
-    fn what_may_pass_is_tried_a_few_times() {
-        let (pauses, task) = pauses(Fault::Passing);
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30, 30, 30]);
-        assert!(task.is_dead() && task.failed, "it does not go on for ever");
-        assert_eq!(task.node_failure, None);
-    }
-}
+mod tests;

@@ -40,18 +40,71 @@ fn shell_of(message: proto::v1::Allocation) -> (Shell, tempfile::TempDir) {
         meta: Arc::default(),
         executor_binary: Path::new("/bin/false").into(),
         drivers: Drivers::default(),
+        stages: Stages::all(),
         shortages: Arc::default(),
         ended: Notify::new(),
         too_long: AtomicU64::new(0),
     });
     let now = shared.clock.now();
-    let mut runner = AllocationRunner::new(&spec.policy, spec.id.0, 0, now);
-    runner.start(now, &mut Vec::new());
-    runner.started(&spec.policy, 0, now, &mut Vec::new());
+    let runner = AllocationRunner::new(&spec.policy, spec.id.0, 0, now);
     let (_, wishes) = watch::channel(Wish::default());
     let (_, orders) = mpsc::channel(1);
-    let (shell, _) = Shell::new(shared, Arc::new(spec), runner, (wishes, orders));
+    let (mut shell, _) = Shell::new(shared, Arc::new(spec), runner, (wishes, orders));
+    asked_to_start(&mut shell);
+    started(&mut shell, 0);
     (shell, root)
+}
+
+/// The allocation as it was before its first step.
+fn is_new(shell: &mut Shell) {
+    let now = shell.shared.clock.now();
+    shell.runner = AllocationRunner::new(&shell.spec.policy, shell.spec.id.0, 0, now);
+    shell.actions.clear();
+}
+
+/// All tasks are prepared and the driver is asked to start them.
+fn asked_to_start(shell: &mut Shell) {
+    let (runner, mut step) = shell.step();
+    runner.start(&mut step);
+    prepared(shell);
+    shell.actions.clear();
+}
+
+/// All that is asked for of stages succeeds. Other actions are kept.
+fn prepared(shell: &mut Shell) {
+    let mut others = Vec::new();
+    while !shell.actions.is_empty() {
+        let actions = std::mem::take(&mut shell.actions);
+        let (runner, mut step) = shell.step();
+        for action in actions {
+            match action {
+                Action::Prepare { stage, task, .. } => runner.prepared((stage, task), &mut step),
+                Action::Undo { stage, task } => runner.undone((stage, task), &mut step),
+                Action::Abandon { .. } => {}
+                Action::Start { .. } | Action::Kill { .. } => others.push(action),
+            }
+        }
+    }
+    shell.actions = others;
+}
+
+fn started(shell: &mut Shell, task: usize) {
+    let (runner, mut step) = shell.step();
+    runner.started(task, &mut step);
+}
+
+fn exited(shell: &mut Shell, task: usize) {
+    let (runner, mut step) = shell.step();
+    runner.exited(task, &ExitResult::default(), &mut step);
+}
+
+fn tick(shell: &mut Shell) {
+    let (runner, mut step) = shell.step();
+    runner.tick(&mut step);
+}
+
+fn load(shared: &Shared) -> Vec<StoredAllocation> {
+    shared.state.load(&shared.stages.rules).unwrap().stored
 }
 
 /// Begins and takes in what was found of the task.
@@ -74,15 +127,13 @@ async fn a_run_goes_on_when_its_driver_is_no_longer_offered() {
 async fn a_start_that_was_never_made_waits_for_the_servers() {
     for stop in [false, true] {
         let (mut shell, _root) = shell_of(testing::message([7; 16], "job", &["a"]));
-        let now = shell.shared.clock.now();
-        let policy = shell.spec.policy.clone();
-        shell.runner = AllocationRunner::new(&policy, shell.spec.id.0, 0, now);
-        shell.runner.start(now, &mut Vec::new());
+        is_new(&mut shell);
+        asked_to_start(&mut shell);
         begin(&mut shell).await;
-        shell.obey(Wish::default());
-        assert_eq!(shell.actions, [], "nobody has said yet whether it is still to run");
-        shell.obey(Wish { stop, start: !stop, ..Wish::default() });
-        assert_eq!(shell.actions.len(), usize::from(!stop));
+        let asked = heard(&mut shell, Wish::default());
+        assert_eq!(asked, [], "nobody has said yet whether it is still to run");
+        let asked = heard(&mut shell, Wish { stop, start: !stop, ..Wish::default() });
+        assert_eq!(asked.len(), usize::from(!stop));
         assert_eq!(shell.runner.is_terminal(), stop);
     }
 }
@@ -112,10 +163,8 @@ async fn what_was_never_started_is_told_as_ended_when_it_is_stopped() {
 #[tokio::test]
 async fn an_order_to_restart_all_tasks_starts_the_ended_one_and_is_refused_at_the_end() {
     let (mut shell, _root) = shell_of(testing::message([7; 16], "job", &["a", "b"]));
-    let (now, policy) = (shell.shared.clock.now(), shell.spec.policy.clone());
-    shell.runner.started(&policy, 1, now, &mut Vec::new());
-    let ended = ExitResult::default();
-    shell.runner.exited(&policy, 0, &ended, now, &mut Vec::new());
+    started(&mut shell, 1);
+    exited(&mut shell, 0);
     let (answer, mut answered) = oneshot::channel();
     shell.carry_out(&Order::RestartAll, answer);
     assert_eq!(shell.actions, [Action::Kill { task: 1 }]);
@@ -128,12 +177,13 @@ async fn an_order_to_restart_all_tasks_starts_the_ended_one_and_is_refused_at_th
     assert!(answered.try_recv().is_err() && second.try_recv().is_err(), "the task still runs");
     assert_eq!(shell.restarts.len(), 2);
     shell.actions.clear();
-    shell.runner.exited(&policy, 1, &ended, now, &mut Vec::new());
+    exited(&mut shell, 1);
     shell.answer_restarts();
     assert_eq!((answered.await.unwrap(), second.await.unwrap()), (Ok(()), Ok(())));
-    shell.runner.tick(&policy, shell.shared.clock.now(), &mut shell.actions);
+    tick(&mut shell);
     assert_eq!(shell.actions, [0, 1].map(|task| Action::Start { task, attempt: 2 }));
-    shell.runner.stop(&policy, now, &mut Vec::new());
+    let (runner, mut step) = shell.step();
+    runner.stop(&mut step);
     let (answer, answered) = oneshot::channel();
     shell.carry_out(&Order::RestartAll, answer);
     assert_eq!(answered.await.unwrap(), Err("Task not running".to_owned()));
@@ -160,8 +210,18 @@ async fn a_run_goes_on_when_its_directory_cannot_be_prepared_again() {
     let (mut shell, _root) = left_behind("mock");
     fs::write(shell.directory.root(), "not a directory").unwrap();
     begin(&mut shell).await;
+    // The directory, then those of the task. The payload is there for good.
+    for expected in [None, Some(0)] {
+        shell.publish().await;
+        let failed = shell.happenings.next().await.unwrap();
+        let Happening::Prepared((_, task), Err(_)) = &failed else { panic!("it is prepared") };
+        assert_eq!(*task, expected);
+        shell.take(failed);
+    }
+    assert_eq!(shell.actions, []);
     assert!(shell.runs[0].is_some());
     assert_eq!(shell.runner.client_status().name(), "running");
+    assert_eq!(shell.runner.next_deadline(), None, "it is not tried again");
 }
 
 /// A process that is the executor of the first run, as its files say.
@@ -197,7 +257,7 @@ async fn an_agent_that_dies_while_it_ends_its_tasks_leaves_none_and_counts_no_fa
     let (mut executor, shared) = (executor_of(&shell), Arc::clone(&shell.shared));
     let agent = tokio::spawn(shell.suspend());
     let stored = loop {
-        let stored = shared.state.load().unwrap().stored.pop();
+        let stored = load(&shared).pop();
         if let Some(stored) = stored.filter(|stored| stored.suspended) {
             break stored;
         }
@@ -221,9 +281,8 @@ async fn an_agent_that_dies_while_it_ends_its_tasks_leaves_none_and_counts_no_fa
 #[tokio::test]
 async fn a_start_that_was_under_way_when_the_agent_ended_its_tasks_never_happens() {
     let (mut shell, _root) = left_behind("raw_exec");
-    let now = shell.shared.clock.now();
-    shell.runner = AllocationRunner::new(&shell.spec.policy, shell.spec.id.0, 0, now);
-    shell.runner.start(now, &mut Vec::new());
+    is_new(&mut shell);
+    asked_to_start(&mut shell);
     let run = shell.directory.run("a", 1);
     files::create_directory(&run).unwrap();
     shell.begin(Origin::Stored { suspended: true, booted: false }).await;
@@ -239,10 +298,9 @@ async fn a_task_that_is_only_to_be_started_does_not_keep_the_others_from_being_e
     let mut message = testing::message([7; 16], "job", &["a", "b"]);
     message.tasks[0].driver = "raw_exec".to_owned();
     shell.spec = Arc::new(AllocationSpec::parse(message).unwrap());
-    let now = shell.shared.clock.now();
-    shell.runner = AllocationRunner::new(&shell.spec.policy, [7; 16], 0, now);
-    shell.runner.start(now, &mut Vec::new());
-    shell.runner.started(&shell.spec.policy, 1, now, &mut Vec::new());
+    is_new(&mut shell);
+    asked_to_start(&mut shell);
+    started(&mut shell, 1);
     shell.runs = vec![None, shell.runs[0].take()];
     shell.happenings.push(async { Happening::Recovered(0, Ok(Recovered::Never)) }.boxed());
     tokio::time::timeout(Duration::from_mins(1), shell.suspend()).await.unwrap();
@@ -260,8 +318,8 @@ async fn a_kill_that_is_tried_again_does_not_end_the_next_run() {
     assert_eq!(shell.happenings.len(), watched + 1, "the first run is asked to end again");
     let result = ExitResult::default();
     shell.take(Happening::Exited(0, Outcome::Exited { result, at_ms: 0 }));
-    let now = shell.shared.clock.now();
-    shell.runner.tick(&shell.spec.policy, now, &mut shell.actions);
+    tick(&mut shell);
+    prepared(&mut shell);
     shell.take(Happening::Started(0, Ok(run)));
     assert_eq!(shell.runner.tasks()[0].attempt, 2);
     let watched = shell.happenings.len();
@@ -273,9 +331,11 @@ async fn a_kill_that_is_tried_again_does_not_end_the_next_run() {
     assert_eq!(shell.happenings.len(), watched, "that kill was not for the second run");
 }
 
-/// Lets the shell do what it does between two happenings; what it asks for.
+/// Lets the shell do what it does between two happenings. Returns what it asks for once all is
+/// prepared.
 fn heard(shell: &mut Shell, wish: Wish) -> Vec<Action> {
     shell.obey(wish);
+    prepared(shell);
     std::mem::take(&mut shell.actions)
 }
 
@@ -288,14 +348,14 @@ async fn what_was_down_starts_only_when_the_servers_have_said_so() {
         assert_eq!(shell.runner.client_status().name(), "running", "it has not ended");
         // An agent that is killed while it waits leaves one that was down.
         shell.publish().await;
-        let stored = shell.shared.state.load().unwrap().stored.remove(0);
+        let stored = load(&shell.shared).remove(0);
         assert!(stored.suspended);
         let leave = Wish { start: true, ..Wish::default() };
         let start = [Action::Start { task: 0, attempt: 2 }];
         assert_eq!(heard(&mut shell, leave.clone()), start);
         assert_eq!(heard(&mut shell, leave), []);
         shell.publish().await;
-        let stored = shell.shared.state.load().unwrap().stored.remove(0);
+        let stored = load(&shell.shared).remove(0);
         assert!(!stored.suspended);
     }
 }
@@ -317,7 +377,7 @@ async fn what_ends_for_good_with_the_agent_is_news_for_the_servers() {
     assert!(shell.runner.take_changed());
     let (shared, reported) = (Arc::clone(&shell.shared), shell.runner.sequence);
     shell.suspend().await;
-    let stored = shared.state.load().unwrap().stored.remove(0);
+    let stored = load(&shared).remove(0);
     assert!(stored.runner.is_terminal());
     assert!(stored.runner.sequence > reported);
 }
