@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_something_to_tell_is_killed_next() {
+    fn an_agent_with_something_to_report_is_killed_next() {
         let directory = tempfile::tempdir().unwrap();
         let fleet = fleet(directory.path(), "exec sleep 1000");
         let mut random = Dice::numbered(1, 0);
@@ -577,12 +577,12 @@ mod tests {
     }
 
     #[test]
-    fn who_is_told_to_end_may_end_well() {
+    fn a_process_told_to_end_may_end_well() {
         assert_eq!(told_to_end("exit 0"), []);
     }
 
     #[test]
-    fn who_is_told_to_end_and_fails_is_noted() {
+    fn a_process_told_to_end_that_fails_is_noted() {
         let exits = told_to_end("exit 3");
         let noted: Vec<_> = exits.iter().map(|exit| (&*exit.node, &*exit.status)).collect();
         assert_eq!(noted, [("a1", "exit status: 3"), ("a2", "exit status: 3")]);

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_on_a_port_is_kept() {
+    fn packets_of_a_port_are_kept() {
         if let Err(why) = can() {
             eprintln!("skipped: {why:#}");
             return;

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_the_answer_tells_is_the_value_of_the_start() {
+    fn a_value_that_only_the_answer_tells_is_the_value_of_the_start() {
         let value = |function: &str, start: &str, kind: &str, end: &str| {
             let op = |kind: &str, value: &str| {
                 format!("{{:process 0 :type :{kind} :f :{function} :value {value}}}")
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_history_is_refused() {
+    fn a_text_that_is_no_history_is_refused() {
         let deep = "[".repeat(100_000);
         let tags = "#a ".repeat(100_000);
         let good = "{:process 0 :type :invoke :f :read}";

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_left_out() {
+    fn missing_figures_of_the_machine_are_left_out() {
         let record = TestRecord { binary: "/no/such/binary".into(), ..test_record() };
         let machine = Machine::look(&record);
         assert!(machine.kernel.as_ref().is_some_and(|release| !release.is_empty()));

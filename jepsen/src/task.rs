@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lives_holds_its_lock() {
+    fn a_living_task_holds_its_lock() {
         let run = tempfile::tempdir().unwrap();
         let place = Place::create(run.path(), &Recorder::in_memory()).unwrap();
         let lock = File::create(locks(&place.directory).join("x")).unwrap();

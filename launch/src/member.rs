@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_member_prints_can_be_kept_apart_from_its_errors() {
+    fn output_of_a_member_can_be_kept_apart_from_its_errors() {
         let folder = tempfile::tempdir().unwrap();
         let mut member = member(&folder);
         let printed = Log::new(folder.path().join("printed"));

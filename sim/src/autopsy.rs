@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_synced_is_found_and_nothing_else_is_promised() {
+    fn synced_entries_are_found_and_nothing_else_is_promised() {
         let disk = FaultDisk::new(1);
         let shared: Arc<dyn Disk> = Arc::new(disk.clone());
         let path = Path::new("/data/log");

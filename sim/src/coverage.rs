@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_never_met_is_named() {
+    fn events_that_never_happened_are_named() {
         hit("a link flapped");
         hit("a link flapped");
         let total = counts().into_iter().map(|(what, times)| (what.to_owned(), times)).collect();

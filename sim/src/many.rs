@@ -253,7 +253,7 @@ mod tests {
 
     /// The program that runs the cases is this test's, which knows none of the arguments: each of them fails.
     #[test]
-    fn who_fails_fast_begins_nothing_after_a_failure() {
+    fn a_run_that_fails_fast_begins_nothing_after_a_failure() {
         for (fail_fast, begun) in [(true, 1), (false, 3)] {
             let sweep = Sweep::new((1..4).map(Case::of_seed).collect(), fail_fast);
             sweep.work().unwrap();

@@ -78,7 +78,7 @@ mod tests {
     use crate::class::Class;
 
     #[test]
-    fn what_is_not_needed_is_switched_off_and_the_time_is_cut() {
+    fn unneeded_troubles_are_switched_off_and_the_time_is_cut() {
         let fits =
             |plan: &Swarm| plan.has(Class::Kill) && plan.has(Class::Wipe) && plan.safety_ms > 9_000;
         let whole = (0..1_000).map(Swarm::draw).find(fits).unwrap();

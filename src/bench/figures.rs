@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_report_lacks_is_left_out_but_for_processor_time() {
+    fn figures_that_a_report_lacks_are_left_out_but_for_processor_time() {
         let report = json!({ "servers": [{ "cpu_ms": 10.0 }], "placements_per_second": null });
         check(
             "schedule --jobs 1 --count 10",
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_report_is_refused() {
+    fn an_output_without_a_report_is_refused() {
         for printed in ["", "nothing", "[1]", "{"] {
             assert!(parse(printed).is_err(), "{printed}");
         }

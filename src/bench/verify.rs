@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_no_problem_and_ended_allocations_do_not_count() {
+    fn allocations_that_fit_are_no_problem_and_ended_ones_do_not_count() {
         let good = [
             allocation("j.g[0]", 450, 20_000, "running"),
             allocation("j.g[1]", 450, 20_001, "pending"),

@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_wanted_is_a_line_for_each_group() {
+    fn wanted_changes_are_a_line_for_each_group() {
         let wanted = json!({
             "api": { "Ignore": 1, "Place": 2, "Stop": 0, "InPlaceUpdate": 3, "DestructiveUpdate": 4, "Migrate": 0 },
             "web": { "Ignore": 0, "Place": 0, "Stop": 5, "InPlaceUpdate": 0, "DestructiveUpdate": 0, "Canary": 6 },

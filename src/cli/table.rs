@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_deceive_a_reader_is_written_out() {
+    fn characters_that_could_deceive_a_reader_are_written_out() {
         let name = "a\u{1b}[2J\r\n\tb\u{9b}31m\u{7f}\u{202e}c\u{feff}";
         assert_eq!(escaped(name), "a\\u{1b}[2J\\r\n\tb\\u{9b}31m\\u{7f}\\u{202e}c\\u{feff}");
         assert!(escaped_line(name).starts_with("a\\u{1b}[2J\\r\\n\\tb"));

@@ -596,7 +596,7 @@ fn job_validate_and_history() {
 }
 
 #[test]
-fn what_a_server_says_of_a_job_is_shown_where_it_stands_in_the_file() {
+fn a_servers_error_is_shown_where_it_stands_in_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("web.hcl");
     let source = "job \"web\" {\n  group \"g\" {\n    count = 1\n    task \"t\" {\n      driver = \"mock\"\n    }\n  }\n}\n";

@@ -195,7 +195,7 @@ fn a_drain_that_is_asked_for_again_under_its_id_is_the_same_drain() {
 }
 
 #[test]
-fn who_led_in_an_older_term_is_not_heard() {
+fn a_leader_of_an_older_term_is_not_heard() {
     let servers = Servers::start(3);
     let leader = servers.leader_among(&[0, 1, 2]);
     let core = servers.core((leader + 1) % 3);

@@ -547,7 +547,7 @@ async fn a_server_that_lags_does_not_end_what_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_run_fails_with_a_reason_and_never_leaves_the_servers_waiting() {
+async fn a_task_that_cannot_run_fails_with_a_reason_and_never_leaves_the_servers_waiting() {
     let cluster = Cluster::start().await;
     let _agent = cluster.agent().await;
     let mut nameless = allocation(1, "batch", vec![shell_task("../x", "true")]);
@@ -712,7 +712,7 @@ async fn a_log_is_followed_over_its_rotation() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_agent_does_not_have_is_refused_by_name() {
+async fn a_request_that_the_agent_cannot_answer_is_refused_by_name() {
     let cluster = Cluster::start().await;
     let agent = cluster.agent().await;
     let script = "echo start >> ../starts; while :; do sleep 0.02; done";
@@ -787,7 +787,7 @@ async fn what_the_agent_does_not_have_is_refused_by_name() {
 
 /// The files of what has ended go on request, once the servers know of the end.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_has_ended_is_collected_on_request() {
+async fn an_ended_allocation_is_collected_on_request() {
     let cluster = Cluster::start().await;
     let agent = cluster.agent().await;
     let allocations = [(1, "true"), (2, "true"), (3, "while :; do sleep 0.02; done")];
@@ -821,7 +821,7 @@ async fn what_has_ended_is_collected_on_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_machine_and_its_tasks_use_is_told() {
+async fn usage_of_the_machine_and_its_tasks_is_reported() {
     let cluster = Cluster::start().await;
     let agent = cluster.agent().await;
     let script = "echo start >> ../starts; while :; do :; done";

@@ -61,7 +61,7 @@ async fn agent_executor_and_task_killed_in_one_boot_come_back_uncounted() {
 
 /// It may be wanted no more, or run elsewhere by now.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_lost_with_its_agent_waits_for_the_servers() {
+async fn an_allocation_lost_with_its_agent_waits_for_the_servers() {
     let cluster = Cluster::start().await;
     let agent = cluster.agent().await;
     let mut wanted = wanted();
@@ -114,7 +114,7 @@ async fn the_disk_that_allocations_have_filled_stays_the_nodes() {
 
 /// As after a boot, or a silence after which its node was down: the servers have placed another one. What the old one has written is there to be read.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_servers_gave_up_meanwhile_ends_and_keeps_its_folder() {
+async fn an_allocation_given_up_by_the_servers_ends_and_keeps_its_folder() {
     let cluster = Cluster::start().await;
     let agent = cluster.agent().await;
     cluster.want(vec![wanted()]);

@@ -276,7 +276,7 @@ fn the_environment_is_only_what_was_given() {
 }
 
 #[test]
-fn what_cannot_start_says_why() {
+fn a_task_that_cannot_start_says_why() {
     let run = Run::launch_spec("", |spec| spec.command = "no-such-program".to_owned());
     let failure = run.exit()["StartFailed"].clone();
     assert_eq!(failure["recoverable"], false);

@@ -172,7 +172,7 @@ fn spoil(id: u8, what: &str) -> v1::Allocation {
 
 /// The agent is restarted, finds nothing or nonsense, and takes up what runs all the same. Nothing runs twice or outlives its stop.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_runs_goes_on_once_and_can_be_stopped_whatever_becomes_of_its_files() {
+async fn a_task_goes_on_once_and_can_be_stopped_whatever_becomes_of_its_files() {
     let cluster = Cluster::start().await;
     let agent = cluster.agent().await;
     let numbered = || SPOILS.iter().zip(2_u8..);
@@ -217,7 +217,7 @@ async fn what_runs_goes_on_once_and_can_be_stopped_whatever_becomes_of_its_files
 
 /// The servers have forgotten it while the agent was away.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_wants_any_more_is_ended_without_its_files() {
+async fn an_unwanted_task_is_ended_without_its_files() {
     let cluster = Cluster::start().await;
     let agent = cluster.agent().await;
     let allocations = cluster.directory.path().join("agent/allocs");
@@ -247,14 +247,14 @@ const MOUNTING: &str = "QUORATE_TEST_MOUNTING";
 
 /// Garbage collection removed all that was in a folder which a task had mounted into its own.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_task_has_mounted_survives_its_removal() {
+async fn a_folder_mounted_by_a_task_survives_its_removal() {
     if std::env::var_os(MOUNTING).is_none() {
         // Root and whoever may have a user namespace may mount there, and nothing of it is seen elsewhere.
         let mut again = std::process::Command::new("unshare");
         again
             .args(["-rm", "--"])
             .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "hostile_tasks::what_a_task_has_mounted_survives_its_removal"])
+            .args(["--exact", "hostile_tasks::a_folder_mounted_by_a_task_survives_its_removal"])
             .env(MOUNTING, "1");
         let output = again.output();
         let said = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_shown_an_older_state_forgets_what_runs_and_is_told_of_it_again() {
+    fn an_agent_shown_an_older_state_forgets_an_allocation_and_is_sent_it_again() {
         let returned = |lines: &[(&str, &str)]| {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("a1");

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lacks_memory_is_not_tried_again() {
+    fn a_check_that_lacks_memory_is_not_tried_again() {
         let budget =
             Budget { deadline: Instant::now() + Duration::from_mins(1), configurations_max: 1 };
         let count = RefCell::new(0);

@@ -36,7 +36,7 @@ mod tests {
     type Call = (bool, Option<u64>, Option<u64>);
 
     #[test]
-    fn what_nobody_demands_is_left_out_also_when_only_such_a_call_demands_it() {
+    fn a_call_that_nobody_demands_is_left_out_with_those_it_demands() {
         let check = |calls: &[Call], expected: &[usize]| {
             let kept = without_invisible(calls, |call| call.0, |call| call.2, |call| call.1);
             let expected: Vec<Call> = expected.iter().map(|call| calls[*call]).collect();

@@ -86,7 +86,7 @@ fn flags_of_other_harnesses_are_understood() {
 }
 
 #[test]
-fn what_does_not_go_together_is_refused() {
+fn flags_that_do_not_go_together_are_refused() {
     for bad in [
         "-w bank --read-mode stale",
         "--system etcd --read-mode stale",

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_backslash_begins_is_read() {
+    fn escapes_are_read() {
         assert_eq!(read(r#""\"\\\n\t\r\b\f\u00e9""#), "\"\\\n\t\r\u{8}\u{c}é");
         assert_eq!(read(r#""\ud83d\ude00\ud83d\ude01""#), "😀😁");
         for unknown in [r"\q", r"\ud83d", r"\ude00\ud83d", r"\ud83d\u0041", r"\u+123", r"\u12"] {

@@ -70,7 +70,7 @@ fn faults_are_installed_overlap_and_heal() {
 }
 
 #[test]
-fn who_does_not_end_when_asked_to_is_killed() {
+fn a_process_that_does_not_end_when_asked_to_is_killed() {
     let (_directory, cluster, endpoints) =
         servers("trap '' TERM; echo ready; while :; do sleep 0.05; done");
     let recorder = Recorder::in_memory();

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn who_tried_in_vain_gets_the_cluster_for_itself() {
+    fn a_fault_that_tried_in_vain_gets_the_cluster_for_itself() {
         let turns = Turns::new(&[Kill, Pause]);
         assert!(turns.begin(Kill));
         assert!(turns.begin(Pause));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_installed_keeps_nobody_out_for_ever() {
+    fn a_fault_that_cannot_be_installed_keeps_no_other_out_for_ever() {
         let turns = Turns::new(&[Kill, Pause]);
         for _ in 0..CLAIMED_TURNS_MAX {
             assert!(turns.begin(Pause));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_never_installed_goes_first() {
+    fn a_fault_that_was_never_installed_goes_first() {
         let turns = Turns::new(&[Kill, Pause, Loss]);
         for class in [Kill, Pause] {
             assert!(turns.begin(class));

@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_exist_has_version_0() {
+    fn an_absent_key_has_version_0() {
         let answer =
             |status, body: &str| Reply::Answer { status, index: None, body: body.to_owned() };
         let job = r#"{"ID":"r1","Meta":{"value":"17"},"JobModifyIndex":9,"Stop":false}"#;

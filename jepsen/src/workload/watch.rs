@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_has_no_rows_and_an_index() {
+    fn an_absent_object_has_no_rows_and_an_index() {
         let gone = Reply::Answer { status: 404, index: Some(9), body: "job not found".to_owned() };
         assert_eq!(rows(Of::Job, &gone).map(|(rows, index)| (rows.len(), index)), Ok((0, 9)));
         assert!(rows(Of::List, &gone).is_err());

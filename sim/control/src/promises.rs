@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn who_missed_room_does_not_sleep_on() {
+    fn an_evaluation_that_missed_room_does_not_sleep_on() {
         let state = |snapshot_index, gain| {
             let mut driver = Driver::default();
             let (id, node) = (driver.evaluation_id(), driver.node("n1"));

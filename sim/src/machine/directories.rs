@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_killed_run_left_is_removed_and_nothing_else() -> io::Result<()> {
+    fn folders_of_a_killed_run_are_removed_and_nothing_else() -> io::Result<()> {
         let parent = tempfile::tempdir()?;
         let ended = parent.path().join("quorate-sim-ended");
         let foreign = parent.path().join("other");

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_time_is_refused() {
+    fn a_bad_time_is_refused() {
         for bad in [
             "",
             "yesterday",

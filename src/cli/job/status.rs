@@ -465,7 +465,7 @@ mod tests {
         assert_eq!(blocked(&evaluations[..1]).unwrap(), None);
     }
     #[test]
-    fn what_was_ended_and_runs_again_nowhere_is_told_with_the_remedy() {
+    fn an_instance_that_was_ended_and_runs_again_nowhere_is_shown_with_the_remedy() {
         let job = json!({"Type": "batch", "Version": 1});
         let row = |id: &str, index: u64, version: u64| {
             json!({"ID": id, "Name": "sum.g[0]", "JobVersion": version, "CreateIndex": index,

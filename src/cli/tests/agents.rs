@@ -116,7 +116,7 @@ fn node_meta_and_self_ask_the_agent() {
 }
 
 #[test]
-fn what_machines_and_tasks_use_is_shown_when_asked_for() {
+fn usage_of_machines_and_tasks_is_shown_when_asked_for() {
     let used = json!({"Tasks": {"server": {"ResourceUsage": {
         "CpuStats": {"Percent": 12.5, "TotalTicks": 250.4},
         "MemoryStats": {"RSS": 3 << 20, "Swap": 0}}}}});

@@ -93,7 +93,7 @@ fn a_requirement_is_said_as_a_source_that_starts_anew() {
 }
 
 #[test]
-fn what_is_no_amount_is_not_sent() {
+fn a_bad_amount_is_not_sent() {
     let server = Canned::default().start();
     for (typed, why) in [
         ("web", "is not GROUP=AMOUNT"),

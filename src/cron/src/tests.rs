@@ -95,7 +95,7 @@ fn sunday_is_the_last_day_of_a_range_and_the_first() {
 }
 
 #[test]
-fn what_is_no_cron_is_refused_at_its_place_with_a_remedy() {
+fn a_bad_cron_line_is_refused_at_its_place_with_a_remedy() {
     for (line, at, says) in [
         ("", 0..0, "has 0 fields"),
         ("* * * *", 0..7, "has 4 fields"),

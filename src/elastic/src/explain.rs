@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_operators_said_comes_first() {
+    fn words_of_operators_come_first() {
         let mut driver = Driver::default();
         driver.instance_pool("gpu", |_| {});
         let id = driver.instance("gpu", "small", "a");

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_stays_so_until_it_is() {
+    fn an_absent_job_stays_the_same_until_it_is_there() {
         let mut driver = Driver::default();
         let key = job_key("one");
         let before = Extent::job(&driver.state, &key);

@@ -297,9 +297,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_is_left_and_the_rest_goes() {
+    fn a_mount_is_left_and_the_rest_of_the_tree_goes() {
         let Some(root) = std::env::var_os(MOUNTED).map(PathBuf::from) else {
-            let test = "removal::tests::what_is_mounted_is_left_and_the_rest_goes";
+            let test = "removal::tests::a_mount_is_left_and_the_rest_of_the_tree_goes";
             let mounts = "mkdir -p foreign tree/a/folder tree/b tree/c && echo x > foreign/kept && \
                 touch tree/a/file tree/b/gone && mount --bind foreign tree/a/folder && \
                 mount --bind foreign/kept tree/a/file && mount -t tmpfs none tree/c && echo x > tree/c/kept";

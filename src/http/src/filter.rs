@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused_with_its_column() {
+    fn a_bad_filter_is_refused_with_its_column() {
         let nested = format!("{}Stop == true{}", "(".repeat(65), ")".repeat(65));
         for (text, column, what) in [
             ("", 1, "a field"),

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_encoded_is_decoded_and_nothing_else() {
+    fn an_encoded_text_is_decoded_and_nothing_else() {
         assert_eq!(encode("a/b ü"), "a%2Fb%20%C3%BC");
         for text in ["", "web-1.a_b~", "a/b ü", "50%off", "%41", "東京"] {
             assert_eq!(decode(&encode(text)).as_deref(), Some(text));

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_belong_is_named() {
+    fn an_unknown_key_is_named() {
         refused(Named::Namespace, "name = \"a\"\nquota = \"b\"", "\"quota\" is not supported yet");
         refused(Named::Namespace, "nam = \"a\"", "did you mean \"name\"");
         refused(Named::Namespace, "description = \"a\"", "name");

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_does_not_say_is_shown_at_the_block_around_it() {
+    fn a_missing_value_is_shown_at_the_block_around_it() {
         check("Job.Priority", "job");
         check("Job.TaskGroups[0].Update.Stagger", "group \"a\"");
         check("Job.TaskGroups[1].Tasks[0].Resources.CPU", "task \"t\"");

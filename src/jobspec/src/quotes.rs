@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_closed_is_left_alone() {
+    fn closed_quotes_are_left_alone() {
         check("");
         check("a = \"\" # \"\n// \"\n/* \" \n \" */ b = \"c\"");
         check("a = <<-EOF\n  \"\n  EOF\nb = 1 << 2");

@@ -726,7 +726,7 @@ fn many_blocks_are_read() {
 
 /// What of an update block has no effect is refused or said, with its place.
 #[test]
-fn what_of_an_update_has_no_effect_is_said() {
+fn parts_of_an_update_without_effect_are_warned_of() {
     let rolls = |block: Value| job(|job| job["TaskGroups"][0]["Update"] = block);
     let at = "Job.TaskGroups[0].Update";
     for (block, place, why) in [

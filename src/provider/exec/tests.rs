@@ -152,7 +152,7 @@ async fn a_killed_program_is_started_again() {
 }
 
 #[tokio::test]
-async fn what_is_no_line_of_the_protocol_ends_the_program() {
+async fn a_line_outside_the_protocol_ends_the_program() {
     let wrong = [
         ("head -c 33554433 /dev/zero | tr '\\0' x", "has more than 33554432 bytes"),
         ("echo 'making it…'", "is not a JSON object: `making it…`"),

@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_to_watch_a_node_before_the_state_is_there_is_woken() {
+    fn a_watcher_that_comes_before_the_state_is_woken() {
         let cell = StateCell::new(at(1, None));
         let node = NodeId([7; 16]);
         // The publisher stops at the lock of the feed, before the new state is visible. On a busy
@@ -416,7 +416,7 @@ mod tests {
 
     /// Otherwise a server that led once would keep the effects of tens of thousands of entries.
     #[tokio::test]
-    async fn what_nobody_takes_any_more_is_not_kept() {
+    async fn effects_that_nobody_takes_any_more_are_not_kept() {
         let cell = StateCell::new(at(1, None));
         let publish = |index| {
             let effects = vec![(index, vec![Effect::SchedulerConfiguration])];

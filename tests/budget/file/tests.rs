@@ -23,7 +23,7 @@ fn measured(place: [u64; 2]) -> Vec<Table> {
 }
 
 #[test]
-fn what_is_read_is_written_again() {
+fn a_budget_that_is_read_is_written_again() {
     let raised =
         "raised  | column | to | because\nplace 1 | bytes  | 70 | an event has a message\n";
     let text = FILE.replace("raised | column | to | because\n", raised);
@@ -89,7 +89,7 @@ fn a_raise_goes_with_what_it_was_for() {
 }
 
 #[test]
-fn what_is_new_and_what_is_gone_is_told() {
+fn new_and_removed_operations_are_named() {
     let mut now = measured([5, 1_000]);
     now[0].rows[1].0 = "start".to_owned();
     let wrong = budget("").check(&now);

@@ -1,7 +1,7 @@
 //! One leadership on one server: the real [`leader::Services`] and plan applier, with the driver in
 //! place of the async shell.
 //!
-//! Modelled of the shell (`src/server/src/leadership.rs`, `applier.rs`): commands of the machines are
+//! Modelled of the shell (`src/server/src/leadership`): commands of the machines are
 //! proposed one after the other; the applier's outcomes come in the order of its proposals; a plan
 //! that waits for its snapshot holds the applier up; while a plan is queued its lease does not run
 //! out, and dropping the call starts the timer again; a server that lost its term goes on until it

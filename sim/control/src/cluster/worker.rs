@@ -1,6 +1,6 @@
 //! Workers: the real turn and the real schedulers, with the driver in place of the async shell.
 //!
-//! Modelled of the shell (`src/server/src/worker.rs`): one lease after the other; a pass may take up to 25 s; an index wait of five seconds, woken by apply (or not: then it looks by itself),
+//! Modelled of the shell (`src/server/src/worker/mod.rs`): one lease after the other; a pass may take up to 25 s; an index wait of five seconds, woken by apply (or not: then it looks by itself),
 //! then the lease is released and no worker of that server leases until it caught up; new orders at any step; a call that got no answer in time is made again with the same plan; a refusal or an unknown outcome
 //! lets the lease go. Messages to and from the leader go through [`super::mail`], which loses, delays and repeats them.
 

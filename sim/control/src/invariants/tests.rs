@@ -717,7 +717,7 @@ fn waits(state: &State) -> Vec<Broken> {
 }
 
 #[test]
-fn what_a_job_lacks_is_waited_for() {
+fn missing_instances_of_a_job_are_waited_for() {
     let (driver, ids) = running();
     assert_eq!(waits(&idle(driver.state.clone())), []);
     let lost = changed(&driver, ids[0], |row| row.client = ClientStatus::Lost);
@@ -782,7 +782,7 @@ fn an_update_whose_instances_failed_for_good_is_held_up() {
 
 /// While canaries wait, what is missing of the older version comes back all the same.
 #[test]
-fn what_a_held_group_lacks_is_waited_for() {
+fn missing_instances_of_a_held_group_are_waited_for() {
     let mut driver = Driver::default();
     let node = ready(&mut driver, "n1");
     driver.register_job(testing::rolling_job("web", 2, |_| ()));

@@ -424,7 +424,7 @@ mod tests {
 
     /// Children take turns with others, and a family's turn counts from its first; but what is ready keeps its place before what is made later of its own.
     #[test]
-    fn what_is_ready_is_not_passed_over_by_what_is_made_later() {
+    fn a_ready_evaluation_is_not_passed_over_by_later_ones() {
         let mut driver = Driver::default();
         let block = Periodic {
             enabled: true,

@@ -572,7 +572,7 @@ mod tests {
     /// One unreadable state does not stop the others: another allocation's state, half a file, a
     /// task name that leaves the directory.
     #[test]
-    fn what_cannot_be_read_back_does_not_keep_the_others_from_being_loaded() {
+    fn an_allocation_that_cannot_be_read_does_not_keep_the_others_from_being_loaded() {
         let root = tempfile::tempdir().unwrap();
         let (state, _) = StateDirectory::open(root.path()).unwrap();
         let [good, other, half, pathless] =
@@ -599,7 +599,7 @@ mod tests {
     /// The agent reads only files up to this size. A larger state is refused before anything is
     /// started.
     #[test]
-    fn what_could_not_be_read_back_is_not_stored() {
+    fn a_state_that_could_not_be_read_back_is_not_stored() {
         let root = tempfile::tempdir().unwrap();
         let (state, _) = StateDirectory::open(root.path()).unwrap();
         let directory = state.allocation(AllocationId([1; 16]));

@@ -228,7 +228,7 @@ mod tests {
 
     /// Replacing the references of this small job would give 4 GB.
     #[test]
-    fn what_becomes_too_long_is_refused_before_anything_is_made_of_it() {
+    fn a_text_that_becomes_too_long_is_refused_before_it_is_built() {
         let (own, many) = ("v".repeat(4 << 10), "${LONG}".repeat(1 << 10));
         let config = json!({"command": "x", "args": vec![many; 1 << 10]}).to_string();
         let refused = run_spec_of(&config, ("LONG", &own)).unwrap_err();

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_waits_for_the_end_of_a_task_and_goes_away_is_not_served_any_longer() {
+    async fn a_client_that_waited_for_a_tasks_end_and_left_is_not_served_any_longer() {
         let (mut agent, executor) = UnixStream::pair().unwrap();
         let (commands, mut asked) = mpsc::channel(1);
         let served = tokio::spawn(converse(executor, commands));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asks_again_before_the_answer_gets_both() {
+    async fn a_client_that_asks_again_before_the_answer_gets_both() {
         let (agent, executor) = UnixStream::pair().unwrap();
         let (commands, mut asked) = mpsc::channel(1);
         let served = tokio::spawn(converse(executor, commands));

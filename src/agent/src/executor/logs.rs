@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_task_puts_in_the_place_of_a_log_neither_blocks_nor_ends_it() {
+    fn a_file_put_in_the_place_of_a_log_neither_blocks_nor_ends_the_task() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         fs::write(path.join("foreign"), "kept").unwrap();

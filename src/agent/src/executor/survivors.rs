@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lives_is_found_and_killed_without_a_file() {
+    fn a_living_task_is_found_and_killed_without_a_file() {
         let root = tempfile::tempdir().unwrap();
         let (state, _) = StateDirectory::open(root.path()).unwrap();
         let ids = [1, 2, 3].map(|id| AllocationId([id; 16]));

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_of_a_large_allocation_can_be_read() {
+    fn a_large_allocation_that_was_written_can_be_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let meta = "\u{1}".repeat(4 << 20);

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_go_with_the_allocations_is_counted_once() {
+    fn bytes_that_would_go_with_the_allocations_are_counted_once() {
         let root = tempfile::tempdir().unwrap();
         let allocations = root.path().join("allocs");
         let inner = allocations.join("one/task/local");

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_looked_at_stays_as_it_is() {
+    fn a_resource_that_was_not_measured_keeps_its_verdict() {
         let now = Instant::now();
         let mut judge = Judge::default();
         judge.look(now, &[disk(9)]);

@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_stopped_ends_and_what_is_forgotten_goes() {
+    async fn a_stopped_allocation_ends_and_a_forgotten_one_goes() {
         let node = node();
         let mut endless = testing::message([1; 16], "job", &["a", "b"]);
         node.apply(batch(vec![endless.clone()])).await;
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_set_in_several_messages_names_first_and_brings_later_stays() {
+    async fn an_allocation_named_first_and_sent_in_a_later_message_stays() {
         let node = node();
         let [first, second, third] = [1, 2, 3].map(|id| testing::message([id; 16], "job", &["a"]));
         node.apply(batch(vec![first.clone(), second])).await;
@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_may_not_start_yet_starts_when_it_is_sent_again() {
+    async fn an_allocation_that_may_not_start_yet_starts_when_it_is_sent_again() {
         let node = node();
         let mut held = testing::message([1; 16], "job", &["a"]);
         held.task_starts_allowed = false;

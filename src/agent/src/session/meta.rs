@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_goes_over_the_configuration_and_outlives_the_agent() {
+    fn metadata_that_was_set_goes_over_the_configuration_and_outlives_the_agent() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("meta.json");
         let configured = BTreeMap::from([("rack".to_owned(), "r1".to_owned())]);

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stopped_before_it_was_started_is_not_unhealthy() {
+    fn an_allocation_stopped_before_its_start_is_not_unhealthy() {
         let mut message =
             v1::Allocation { deployment_id: vec![7; 16].into(), ..Default::default() };
         let mut says = |run, status| {
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_forgotten_is_not_waited_for() {
+    async fn a_forgotten_allocation_is_not_waited_for() {
         let outbox = Arc::new(Outbox::default());
         let id = AllocationId([1; 16]);
         outbox.report(id, status(1, 1));

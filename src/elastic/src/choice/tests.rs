@@ -106,7 +106,7 @@ fn few_needs_get_the_cheapest_machines_there_are() {
 }
 
 #[test]
-fn what_is_best_for_many_depends_on_how_many_there_are() {
+fn the_best_type_depends_on_how_many_instances_there_are() {
     // One cpu for 1.0, two for 1.2, eight for 4.4.
     let pool = priced(&[(1_000, 99_999, 1_000), (2_000, 99_999, 1_200), (8_000, 99_999, 4_400)]);
     for (count, price, machines) in [

@@ -400,7 +400,7 @@ fn a_lack_of_capacity_of_long_ago_is_forgotten() {
 /// A machine that is gone before it has served for its time is a failed boot, whether lists lack it
 /// or its provider says so; one that served for longer is its provider's to take.
 #[test]
-fn what_vanishes_early_is_a_failed_boot() {
+fn a_machine_that_vanishes_early_is_a_failed_boot() {
     for (served_ms, failures) in [(MINUTE, 1), (60 * MINUTE, 0)] {
         for is_described in [false, true] {
             let mut world = World::new(9);

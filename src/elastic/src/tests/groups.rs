@@ -297,7 +297,7 @@ fn a_new_leader_makes_nothing_twice_and_does_not_swing() {
 /// FN-14 (two of three are granted: the third is asked for again; what was granted and does not
 /// appear by its deadline, too).
 #[test]
-fn what_does_not_come_is_asked_for_again() {
+fn an_instance_that_does_not_come_is_asked_for_again() {
     let mut world = World::group(|_| {});
     world.need(3 * UNIT);
     let mut creates = world.take_calls("create");
@@ -623,7 +623,7 @@ fn a_place_is_filled_again_before_a_new_one_is_opened() {
 
 /// One that was away has its place again, unless another one filled it: then it takes the next.
 #[test]
-fn who_was_away_has_a_place_of_its_own_again() {
+fn a_member_that_was_away_has_a_place_of_its_own_again() {
     let mut world = World::group(|_| {});
     let all = world.filled(2 * UNIT);
     let node = name(all[0]);

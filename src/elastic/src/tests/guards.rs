@@ -54,7 +54,7 @@ impl World {
 /// A machine whose node a person has suspended or made ineligible stays, idle or above the max,
 /// until that person's word is over; pool and instance say so.
 #[test]
-fn what_a_person_has_set_aside_is_not_idled_out() {
+fn an_instance_set_aside_by_a_person_is_not_idled_out() {
     for suspends in [true, false] {
         let mut world = World::new(9);
         world.job("web", 1);
@@ -86,7 +86,7 @@ fn what_a_person_has_set_aside_is_not_idled_out() {
 
 /// A drain of the instance is a later word than what was said of its node: it ends.
 #[test]
-fn what_was_set_aside_and_is_drained_ends() {
+fn an_instance_set_aside_and_drained_ends() {
     let mut world = World::new(9);
     world.job("web", 1);
     let id = world.make_and_boot()[0];
@@ -99,7 +99,7 @@ fn what_was_set_aside_and_is_drained_ends() {
 
 /// The ineligibility that a drain leaves is nobody's word: the machine idles out.
 #[test]
-fn what_a_drain_leaves_idles_out() {
+fn an_instance_left_after_a_drain_idles_out() {
     let mut world = World::new(9);
     world.job("web", 1);
     let id = world.make_and_boot()[0];

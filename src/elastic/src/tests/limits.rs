@@ -299,7 +299,7 @@ fn a_job_that_does_not_fit_on_the_real_machine_gets_no_second_one() {
 /// What did not help is tried again after a time that doubles, since the provider's machines may be
 /// others by then; the job says when.
 #[test]
-fn what_did_not_help_is_tried_again() {
+fn a_type_that_did_not_help_is_tried_again() {
     let mut world = World::with(liar());
     world.register(picky("web"));
     world.make_and_boot();

@@ -55,7 +55,7 @@ fn machines_are_given_the_tags_of_their_rows() {
 
 /// Tags of a machine that is being destroyed are of no use.
 #[test]
-fn what_goes_is_given_no_tags() {
+fn a_machine_that_goes_is_given_no_tags() {
     let mut world = World::new(9);
     world.job("web", 1);
     let id = world.make_and_boot()[0];
@@ -148,7 +148,7 @@ fn missing_machines_are_noted_by_a_thousand() {
 
 /// A provider that no pool ever used is not listed, and nothing is due.
 #[test]
-fn what_was_never_used_is_not_listed() {
+fn a_provider_that_was_never_used_is_not_listed() {
     let mut world = World::new(9);
     world.commit(Command::from(fsm::pool::DeleteInstancePool { name: "p".into() }));
     world.lists = false;

@@ -4,7 +4,7 @@ use super::*;
 
 /// AR-02 (creates that hang are capacity at once, and totals stay when they return).
 #[test]
-fn what_is_being_made_counts_at_once() {
+fn an_instance_being_made_counts_at_once() {
     let mut world = World::new(9);
     world.job("web", 3);
     assert_eq!(world.states(), [InstanceState::Requested; 3]);

@@ -71,7 +71,7 @@ fn hold_run_and_drain() {
 
 /// A machine that drains goes when it is empty, also while it boots.
 #[test]
-fn what_drains_goes_when_it_is_empty() {
+fn a_draining_instance_goes_when_it_is_empty() {
     let mut world = World::new(1);
     world.job("web", 1);
     let id = world.make()[0];

@@ -57,7 +57,7 @@ fn no_machine_comes_for_a_port_that_a_system_job_has() {
 /// What fits beside it is packed beside it: three of 300 beside 100 need one machine, four need
 /// two.
 #[test]
-fn what_fits_is_packed_beside_the_system_job() {
+fn instances_that_fit_are_packed_beside_the_system_job() {
     let mut world = World::new(6);
     world.register(system(100, 0));
     world.register(spec("web", 4, 300));
@@ -69,7 +69,7 @@ fn what_fits_is_packed_beside_the_system_job() {
 
 /// What a system job takes of a machine is not counted on before it runs there either.
 #[test]
-fn what_a_system_job_will_take_is_no_room() {
+fn resources_that_a_system_job_will_take_are_no_room() {
     let mut world = World::new(6);
     world.register(system(300, 0));
     world.register(spec("web", 1, 400));

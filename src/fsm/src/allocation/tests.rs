@@ -174,7 +174,7 @@ fn a_users_stop_marks_the_allocation_and_makes_an_evaluation() {
 }
 
 #[test]
-fn what_fails_before_its_stop_has_ended_by_request() {
+fn an_allocation_that_fails_before_its_stop_has_ended_by_request() {
     let mut driver = Driver::default();
     let node = driver.node("a");
     driver.register_job(job("t", JobKind::Batch, 1));
@@ -287,7 +287,7 @@ fn a_stop_of_what_has_ended_that_would_change_nothing_is_refused() {
 
 /// What is lost before it was stopped did not end by request: it is made up for.
 #[test]
-fn what_is_lost_before_its_stop_has_not_ended_by_request() {
+fn an_allocation_lost_before_its_stop_has_not_ended_by_request() {
     let mut driver = Driver::default();
     let node = driver.node("a");
     driver.register_job(job("t", JobKind::Batch, 1));
@@ -302,7 +302,7 @@ fn what_is_lost_before_its_stop_has_not_ended_by_request() {
 
 /// Also a command that comes early, or late, stops only what is over.
 #[test]
-fn what_runs_too_long_ends_and_is_not_run_again() {
+fn an_allocation_that_runs_too_long_ends_and_is_not_run_again() {
     with_leader_changes(|driver| {
         let node = driver.node("a");
         let mut spec = job("t", JobKind::Batch, 2);

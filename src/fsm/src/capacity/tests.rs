@@ -247,7 +247,7 @@ fn a_word_holds_for_its_time() {
 
 /// FN-20 (an unknown group makes no state).
 #[test]
-fn what_is_too_much_or_unknown_is_refused_by_name() {
+fn too_many_or_unknown_groups_are_refused_by_name() {
     let mut driver = with_groups(|_| {});
     let unknown = word("lb1", 1, 1, &[("web", 1), ("none", 1)]);
     assert_eq!(refused(&mut driver, unknown), "capacity group \"none\" not found");
@@ -355,7 +355,7 @@ fn a_decision_never_goes_back() {
 
 /// What was wanted lately holds a group up; sums of the predictor's window are kept.
 #[test]
-fn what_was_wanted_lately_is_known() {
+fn recent_requirements_are_known() {
     let mut driver = with_groups(|web| web.predictor = Prediction::Peak { window_ms: 30_000 });
     driver.require("lb1", 1, &[("web", 20_000)]);
     driver.decide("web", 20_000);
@@ -459,7 +459,7 @@ fn a_member_is_shut_down_after_its_drain_only() {
 
 /// At the deadline a member goes although something runs; with `hard` that is told to stop first.
 #[test]
-fn what_runs_at_the_deadline_is_lost_unless_it_is_stopped_first() {
+fn an_allocation_that_runs_at_the_deadline_is_lost_unless_it_is_stopped_first() {
     for hard in [false, true] {
         let (mut driver, [_, _, c]) = three(|web| {
             (web.busy, web.hard) = (BusyRule::Allocations, hard);

@@ -306,7 +306,7 @@ fn an_instance_that_is_to_end_is_not_unhealthy() {
 /// An agent that is told to stop what it has not started, or what is not healthy yet, says that it
 /// is not healthy. What was unhealthy before it was stopped stays so.
 #[test]
-fn what_is_said_of_one_that_is_to_end_counts_for_nothing() {
+fn the_health_of_an_allocation_that_is_to_end_counts_for_nothing() {
     type End = fn(&mut Rollout, AllocationId);
     let stops: End = |rollout, id| {
         let plan = rollout.plan().stopping(id, None);

@@ -156,7 +156,7 @@ fn waiting(
 /// Nothing that a job waited for is left when it ends, in whatever way it does: the child behind it
 /// starts in the same entry.
 #[test]
-fn what_a_job_waits_for_ends_with_it() {
+fn the_blocked_evaluations_of_a_job_end_with_it() {
     for waits_for in [WaitsFor::Room, WaitsFor::Replacement, WaitsFor::Retry] {
         for ends in Ends::ALL {
             let case = format!("{waits_for:?}, {ends:?}");

@@ -87,7 +87,7 @@ fn evaluations_go_with_their_ended_allocations() {
 
 /// G1: an open evaluation is never collected, nor is an evaluation that still has an allocation.
 #[test]
-fn what_is_in_use_stays() {
+fn rows_in_use_stay() {
     let mut driver = Driver::default();
     let node = driver.node("a");
     driver.register_job(job("t", JobKind::Service, 1));
@@ -172,7 +172,7 @@ fn finished_batch_instances_stay_with_their_job() {
 
 /// A place that a user left empty is known to be so only as long as its allocation is there.
 #[test]
-fn what_was_ended_without_a_replacement_stays_until_the_job_changes() {
+fn an_allocation_ended_without_a_replacement_stays_until_the_job_changes() {
     for kind in [JobKind::Service, JobKind::System] {
         let mut driver = Driver::default();
         let node = driver.node("a");

@@ -260,7 +260,7 @@ fn a_jobs_kind_does_not_change() {
 }
 
 #[test]
-fn what_runs_does_not_become_a_template_nor_the_other_way_round() {
+fn a_running_job_does_not_become_a_template_nor_the_other_way_round() {
     let mut driver = Driver::default();
     let runs = || job("t", JobKind::Batch, 1);
     let refused = |driver: &mut Driver, spec, text: &str| {
@@ -295,7 +295,7 @@ fn a_stopped_job_that_is_registered_again_gets_a_version() {
 /// Allocations of a purged job are evaluated until they are stopped, even if the only evaluation
 /// fails or a template takes the job's name.
 #[test]
-fn what_runs_of_a_purged_job_is_evaluated_until_it_is_stopped() {
+fn allocations_of_a_purged_job_are_evaluated_until_they_are_stopped() {
     for is_name_taken in [false, true] {
         with_leader_changes(|driver| {
             let node = driver.node("a");

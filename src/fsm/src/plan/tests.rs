@@ -271,7 +271,7 @@ fn a_full_node_gets_no_placements() {
 
 /// P5: what fits of a plan is kept when another part does not fit; the outcome is not taken.
 #[test]
-fn what_fits_of_a_plan_is_kept() {
+fn the_part_of_a_plan_that_fits_is_kept() {
     let (mut driver, node, evaluation) = cluster(2);
     let mut small = description("b");
     small.resources.total.cpu_mhz = 100;
@@ -339,7 +339,7 @@ fn an_all_at_once_plan_with_a_misfit_changes_nothing() {
 /// P8: an update of what runs on an ineligible or draining node is taken, and a stop on a node that
 /// is down.
 #[test]
-fn what_exists_may_be_updated_and_stopped_on_nodes_out_of_service() {
+fn allocations_may_be_updated_and_stopped_on_nodes_out_of_service() {
     let (mut driver, node, _) = cluster(2);
     let (kept, stopped) = (driver.run("t", 0, node), driver.run("t", 1, node));
     driver.register_job(job("t", JobKind::Service, 3));
@@ -468,7 +468,7 @@ fn static_ports_have_one_holder() {
 
 /// Somebody asks for the end of an instance after the plan was made that updates it.
 #[test]
-fn what_is_to_end_is_not_updated_in_place() {
+fn an_allocation_that_is_to_end_is_not_updated_in_place() {
     let (mut driver, node, _) = cluster(1);
     let id = driver.run("t", 0, node);
     driver.register_job(job("t", JobKind::Service, 2));
@@ -727,7 +727,7 @@ fn a_failed_allocation_waits_for_its_follow_up() {
 /// I47 (a failure is not forgotten): the stop of an ended allocation frees nothing, so it is taken
 /// only with its successor. The stop of a running one is taken: it may have made the room.
 #[test]
-fn what_has_ended_is_stopped_only_with_its_successor() {
+fn an_ended_allocation_is_stopped_only_with_its_successor() {
     let (mut driver, node, _) = cluster(2);
     let (failed, running) = (driver.run("t", 0, node), driver.run("t", 1, node));
     driver.report(failed, ClientStatus::Failed);

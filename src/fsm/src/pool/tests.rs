@@ -778,7 +778,7 @@ fn a_quota_ends_early_when_an_instance_of_it_goes() {
 }
 
 #[test]
-fn what_does_not_help_a_job_is_kept_until_job_or_pool_change() {
+fn an_instance_type_that_does_not_help_a_job_is_kept_until_job_or_pool_change() {
     let mut driver = with_pool();
     let evaluation = driver.evaluation_id();
     driver.accept(register(job("t", JobKind::Batch, 1), evaluation));

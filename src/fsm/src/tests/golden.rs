@@ -899,7 +899,7 @@ fn nothing_fresh_is_left_of_a_request() {
 
 /// Clients need a right for whatever they send; no other has one.
 #[test]
-fn what_clients_send_needs_a_right_and_nothing_else_has_one() {
+fn commands_of_clients_need_a_right_and_others_have_none() {
     for command in commands() {
         let is_of_clients = command.senders() == Senders::Clients;
         assert_eq!(command.right() != Right::Internal, is_of_clients, "{}", command.name());

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_dashboards_ask_for_is_there_or_known_to_be_missing() {
+    fn a_metric_that_dashboards_ask_for_is_there_or_known_to_be_missing() {
         let known: BTreeSet<String> = NAMES.iter().flat_map(families_of).collect();
         for line in ASKED_FOR.lines().filter(|line| !line.starts_with('#')) {
             let (name, missing) = match line.split_once(" missing: ") {

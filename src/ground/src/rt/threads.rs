@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_waits_for_any_more_ends() {
+    async fn work_that_nobody_waits_for_any_more_ends() {
         let (alive, mut gone) = oneshot::channel::<()>();
         let (started, begun) = oneshot::channel();
         let threads = Threads::current();

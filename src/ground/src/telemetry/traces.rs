@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_no_evaluation_is_not_exported() {
+    fn a_span_of_no_evaluation_is_not_exported() {
         let (spans, dropped) = traced(9, || {
             debug_span!("request", path = "/v1/jobs", evaluation = tracing::field::Empty)
                 .in_scope(|| tracing::debug!("an event"));

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_judged_is_what_is_read_whatever_is_put_in_its_place() {
+    fn a_file_replaced_after_the_check_is_not_read() {
         let directory = tempfile::tempdir().unwrap();
         let base = fs::canonicalize(directory.path()).unwrap();
         let (root, foreign) = (base.join("a"), base.join("foreign"));

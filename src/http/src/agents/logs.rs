@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_between_a_file_s_end_and_its_rotation_is_read() {
+    fn lines_written_between_a_files_end_and_its_rotation_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let source = source(&directory);
         std::fs::write(path(&source, 3), "abcd").unwrap();
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_log_of_the_task_is_neither_shown_nor_waited_for() {
+    fn a_file_that_is_no_log_of_the_task_is_neither_shown_nor_waited_for() {
         let directory = tempfile::tempdir().unwrap();
         let source = source(&directory);
         let secret = directory.path().join("secret");

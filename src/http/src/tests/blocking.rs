@@ -233,7 +233,7 @@ async fn an_index_from_before_a_restore_does_not_stick() {
 }
 
 #[tokio::test]
-async fn who_waits_on_what_does_not_exist_here_waits() {
+async fn a_query_of_something_that_does_not_exist_yet_waits() {
     let server = TestServer::start(TestCluster::new()).await;
     for path in ["/v1/deployments", "/v1/volumes", "/v1/plugins", "/v1/job/a/deployments"] {
         let seen = server.get(path).await.index();

@@ -95,7 +95,7 @@ async fn a_raw_body_is_the_payload() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_dispatched_is_refused_in_the_same_words_alone_and_in_a_batch() {
+async fn a_bad_dispatch_is_refused_in_the_same_words_alone_and_in_a_batch() {
     let server = with_parent(
         json!({ "MetaRequired": ["who"], "MetaOptional": ["why"], "Payload": "forbidden" }),
     )

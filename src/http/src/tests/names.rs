@@ -75,7 +75,7 @@ async fn a_parsed_job_has_defaults_if_they_are_asked_for() {
 }
 
 #[tokio::test]
-async fn what_a_job_was_made_of_is_kept_with_its_version() {
+async fn the_source_of_a_job_is_kept_with_its_version() {
     let server = TestServer::start(TestCluster::new()).await;
     let register = async |count: u32, submission: Value| {
         let mut job = web_job("a/b");

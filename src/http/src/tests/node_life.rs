@@ -73,7 +73,7 @@ async fn a_node_is_suspended_and_unsuspended_by_hand() {
 }
 
 #[tokio::test]
-async fn what_operators_say_is_bounded() {
+async fn reasons_of_operators_are_bounded() {
     let server = with_node().await;
     let digest = server.cluster.state().nodes().digest();
     let long = "x".repeat(257);

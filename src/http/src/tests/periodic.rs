@@ -34,7 +34,7 @@ async fn children(server: &TestServer) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn what_cannot_be_forced_or_changed_is_refused_with_the_remedy() {
+async fn a_job_that_cannot_be_forced_or_changed_is_refused_with_the_remedy() {
     let server = TestServer::start(TestCluster::new()).await;
     put(&server, &yearly("t", &json!({"ProhibitOverlap": true}))).await;
     put(&server, &yearly("off", &json!({"Enabled": false}))).await;

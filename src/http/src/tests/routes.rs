@@ -21,7 +21,7 @@ fn path_of(row: &Route) -> String {
     words.collect::<Vec<_>>().join("/")
 }
 
-fn what_it_is(method: &str, path: &str, answer: &TestResponse) -> Result<Is, String> {
+fn kind_of_answer(method: &str, path: &str, answer: &TestResponse) -> Result<Is, String> {
     let text = &answer.text;
     match answer.status {
         501 if text == "Nomad Enterprise only endpoint" => Ok(Is::Enterprise),
@@ -41,7 +41,7 @@ async fn every_row_does_what_it_says_with_each_of_its_methods() {
         for method in row.takes.methods() {
             let body: &[u8] = if *method == "GET" { b"" } else { b"{}" };
             let answer = server.send(method, &path, &[], body).await;
-            match what_it_is(method, &path, &answer) {
+            match kind_of_answer(method, &path, &answer) {
                 Ok(found) if found == row.is => {}
                 Ok(found) => wrong.push(format!("{method} {path}: {found:?}, {answer:?}")),
                 Err(text) => wrong.push(text),

@@ -62,7 +62,7 @@ async fn a_scale_is_answered_as_a_registration_and_leaves_an_event() {
 /// events, and not with those of others. A count is moved whatever is said about it: what is too
 /// long for an event is cut, or left out, and says so.
 #[tokio::test]
-async fn what_is_too_long_for_an_event_does_not_keep_a_scale_from_its_effect() {
+async fn a_message_too_long_for_an_event_does_not_prevent_the_scaling() {
     let server = scaled().await;
     let mut body = to(&json!(3));
     body["Message"] = "ä".repeat(3_000).into();
@@ -117,7 +117,7 @@ async fn the_index_of_the_status_is_that_of_the_job() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_scaled_is_refused_in_nomads_words() {
+async fn a_job_that_cannot_be_scaled_is_refused_in_nomads_words() {
     let server = scaled().await;
     let with = |name: &str, value: Value| {
         let mut body = to(&json!(3));

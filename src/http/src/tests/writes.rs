@@ -104,7 +104,7 @@ async fn evaluations_are_deleted_while_the_broker_is_paused() {
 }
 
 #[tokio::test]
-async fn what_clients_read_is_not_null_where_nomad_has_a_value() {
+async fn fields_that_clients_read_are_not_null_where_nomad_has_a_value() {
     let cluster = TestCluster::new();
     cluster.add_node(NODE, "10.0.0.7:4646");
     let server = TestServer::start(cluster.clone()).await;

@@ -446,7 +446,7 @@ mod tests {
 
     /// What waits, and how long the oldest has been ready, is told by kind of job.
     #[test]
-    fn what_waits_is_told_by_kind() {
+    fn waiting_evaluations_are_counted_by_kind() {
         let mut world = World::new();
         let mut batch = evaluation("a", "nightly", 1);
         batch.kind = JobKind::Batch;
@@ -516,7 +516,7 @@ mod tests {
     /// The next evaluation of a job must be an open one: a terminal one would supersede the others
     /// and then do nothing.
     #[test]
-    fn who_holds_a_job_next_is_chosen_among_those_that_are_left_when_effects_were_missed() {
+    fn the_next_evaluation_of_a_job_is_chosen_among_those_left_when_effects_were_missed() {
         let mut world = World::new();
         world.put_pending(&["a", "b", "c"]);
         for name in ["a", "c"] {
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_woken_is_not_tracked_beside_when_effects_were_missed() {
+    fn a_woken_evaluation_is_not_tracked_again_when_effects_were_missed() {
         let mut world = World::new();
         world.put_blocked(&["a"]);
         let node = world.there();
@@ -547,7 +547,7 @@ mod tests {
 
     /// The plan that found no room there was made before, and came after what told of it.
     #[test]
-    fn what_is_blocked_for_a_node_that_is_gone_by_then_is_woken() {
+    fn an_evaluation_blocked_for_a_node_that_is_gone_is_woken() {
         let mut world = World::new();
         fsm::testing::put(&mut world.state, &node("there"));
         for (name, job, of) in [("a", "web", "gone"), ("b", "db", "there")] {
@@ -676,7 +676,7 @@ mod tests {
     /// What no effect of the evaluation itself tells: its job asks for less or may evict others,
     /// its node is gone.
     #[test]
-    fn what_changes_around_an_evaluation_wakes_it() {
+    fn changes_around_an_evaluation_wake_it() {
         let mut world = with_one_out_for_room();
         world.put_waiting("big", 3, 200);
         world.put_waiting("bigger", 4, 300);
@@ -711,7 +711,7 @@ mod tests {
     /// A copy with every step would fill the queue of the services, and crowd out that a node is
     /// down.
     #[test]
-    fn what_is_superseded_is_offered_again_only_after_a_while() {
+    fn a_superseded_evaluation_is_offered_again_only_after_a_while() {
         let mut world = World::new();
         world.put_pending(&["a", "b", "c", "d"]);
         world.process_one();
@@ -723,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_superseded_next_is_offered_once_the_last_ones_are_canceled() {
+    fn the_next_superseded_evaluations_are_offered_once_the_last_ones_are_canceled() {
         let mut world = World::new();
         world.put_pending(&["a", "b", "c"]);
         world.process_one();

@@ -118,7 +118,7 @@ mod tests {
     /// The deadline is that of the row, whoever leads; a command is proposed again only after a
     /// pause, and the next one is waited for.
     #[test]
-    fn what_runs_too_long_is_stopped_whoever_leads() {
+    fn an_allocation_that_runs_too_long_is_stopped_whoever_leads() {
         let mut driver = Driver::default();
         let node = driver.node("a");
         let mut spec = job("t", JobKind::Batch, 2);

@@ -350,7 +350,7 @@ fn one_clock_that_jumps_moves_nothing() {
 }
 
 #[test]
-fn what_peers_clocks_are_ahead_is_known() {
+fn how_far_clocks_of_peers_are_ahead_is_known() {
     let mut world = World::new(&[0, 0, -HOUR]);
     world.elect(0);
     world.run(2);

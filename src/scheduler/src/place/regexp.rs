@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_refused() {
+    fn a_pattern_that_go_refuses_is_refused() {
         for pattern in REFUSED {
             assert!(compile(pattern).is_err(), "{pattern}");
         }

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_condition_is_refused() {
+    fn a_bad_version_condition_is_refused() {
         for text in [
             "",
             ",",

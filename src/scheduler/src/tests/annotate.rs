@@ -91,7 +91,7 @@ fn a_canary_in_the_place_of_another_is_counted_once() {
 }
 
 #[test]
-fn what_migrates_is_not_placed() {
+fn a_migration_is_not_counted_as_a_placement() {
     let mut cluster = Cluster::with_nodes(3);
     let mut spec = job(JobKind::Service);
     spec.groups[0].count = 1;
@@ -123,7 +123,7 @@ fn a_system_job_is_told_by_node() {
 
 /// What finds no room is wanted all the same.
 #[test]
-fn what_cannot_be_placed_is_counted() {
+fn an_instance_that_cannot_be_placed_is_counted() {
     let mut cluster = Cluster::with_nodes(1);
     let mut spec = job(JobKind::Service);
     spec.groups[0].count = 2;
@@ -143,7 +143,7 @@ fn what_cannot_be_placed_is_counted() {
 /// Of a batch job what is done fills its place, and so does what has failed and waits for another
 /// attempt: a plan leaves both as they are.
 #[test]
-fn what_has_ended_and_stays_is_ignored() {
+fn an_ended_instance_that_stays_is_counted_as_ignored() {
     let mut cluster = Cluster::with_nodes(5);
     let mut spec = job(JobKind::Batch);
     spec.groups[0].count = 3;

@@ -291,7 +291,7 @@ fn a_version_in_the_middle_of_a_step_replaces_what_is_not_healthy_yet() {
 
 /// What takes the version as it runs, and is not well, uses up the step of what is replaced.
 #[test]
-fn what_is_not_well_and_stays_uses_up_the_step() {
+fn an_unhealthy_instance_that_stays_uses_up_the_step() {
     for is_well in [true, false] {
         let mut cluster = Cluster::with_nodes(20);
         let first = service(4, 2, 0);

@@ -320,7 +320,7 @@ fn a_purged_job_that_is_registered_again_takes_over_what_runs() {
 
 /// It counts for nothing that the garbage collection keeps, either.
 #[test]
-fn what_failed_of_a_purged_job_is_no_instance_of_the_next() {
+fn a_failed_instance_of_a_purged_job_is_none_of_the_next() {
     let mut cluster = Cluster::with_nodes(10);
     let mut spec = job(JobKind::Service);
     spec.groups[0].count = 1;

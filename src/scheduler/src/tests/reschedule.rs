@@ -293,7 +293,7 @@ fn a_waiting_failure_beyond_the_count_is_forgotten() {
 /// What failed and was not wanted any more is no instance when more are wanted again, or its group
 /// is.
 #[test]
-fn what_failed_and_was_not_wanted_does_not_count_again() {
+fn a_failure_of_an_unwanted_instance_does_not_count_again() {
     for count in [9, 0] {
         let (mut cluster, mut spec, ids) = running(JobKind::Service);
         spec.groups[0].reschedule = None;

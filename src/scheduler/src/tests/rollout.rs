@@ -147,7 +147,7 @@ fn d3_canaries_of_a_deployment_that_is_over_end() {
 /// While canaries wait, and after the failure, an instance that is lost comes back in its own
 /// version, on a node that has what that version needs.
 #[test]
-fn what_is_lost_meanwhile_comes_back_in_its_own_version() {
+fn an_instance_lost_during_a_rollout_comes_back_in_its_own_version() {
     for fails in [false, true] {
         let (mut cluster, spec, plan) = begun(5, 1);
         healthy(&mut cluster, &plan);
@@ -527,7 +527,7 @@ fn a_promotion_ends_first_what_has_failed() {
 /// What an agent has forgotten comes back while canaries wait and after a failure, although nothing
 /// tells what it takes the place of.
 #[test]
-fn what_an_agent_has_forgotten_comes_back_meanwhile() {
+fn an_instance_forgotten_by_its_agent_comes_back_during_a_rollout() {
     for fails in [false, true] {
         let (mut cluster, spec, plan) = begun(5, 1);
         healthy(&mut cluster, &plan);
@@ -547,7 +547,7 @@ fn what_an_agent_has_forgotten_comes_back_meanwhile() {
 /// What was lost and found no room is no predecessor any more in the next pass, and comes back
 /// nevertheless.
 #[test]
-fn what_is_lost_without_room_comes_back_when_there_is_some() {
+fn an_instance_lost_without_room_comes_back_when_there_is_some() {
     let (mut cluster, spec, plan) = begun_on(3, 2);
     healthy(&mut cluster, &plan);
     let on = cluster.live(&spec).into_iter().find(|row| row.job_version == 0).unwrap().node;
@@ -572,7 +572,7 @@ fn canaries_without_room_wait() {
 /// Of an older version comes back what that wanted, and no more than is wanted now: a larger count
 /// comes with the new version.
 #[test]
-fn what_comes_back_meanwhile_is_bounded_by_both_counts() {
+fn instances_that_come_back_during_a_rollout_are_bounded_by_both_counts() {
     for (count, lost, back) in [(5, 2, 2), (7, 2, 2), (4, 2, 1), (2, 2, 0)] {
         let mut cluster = Cluster::with_nodes(20);
         let spec = service(5, 1, 1);
@@ -765,7 +765,7 @@ fn a_still_older_version_stands_in_for_what_a_drain_ends() {
 
 /// An older version stands in for one of two that end: the other waits for room.
 #[test]
-fn what_nothing_stands_in_for_waits() {
+fn an_instance_that_nothing_stands_in_for_waits() {
     let mut cluster = Cluster::with_nodes(2);
     let spec = service(1, 2, 0);
     cluster.run(&spec);
@@ -801,7 +801,7 @@ fn what_nothing_stands_in_for_waits() {
 /// one that comes back once the deployment has failed: it sleeps through gains of classes that are
 /// of no use to it.
 #[test]
-fn who_waits_for_the_current_version_does_not_wait_for_an_older_one() {
+fn an_evaluation_that_waits_for_the_current_version_does_not_wait_for_an_older_one() {
     let mut cluster = Cluster::with_nodes(1);
     let spec = service(1, 1, 0);
     cluster.run(&spec);
@@ -898,7 +898,7 @@ fn a_canary_that_comes_late_has_a_name_of_its_own() {
 
 /// A failed instance whose place is gone with a smaller count ends, and its name is free.
 #[test]
-fn what_has_failed_beyond_the_count_ends() {
+fn failed_instances_beyond_the_count_end() {
     let mut cluster = Cluster::with_nodes(20);
     let mut spec = service(3, 1, 0);
     cluster.run(&spec);

@@ -141,7 +141,7 @@ fn a_blocked_evaluation_of_another_version_is_not_enough() {
 
 /// A node of a class that is of no use to a group may free the property that the group waits for.
 #[test]
-fn who_waits_for_a_property_wakes_with_every_class() {
+fn an_evaluation_that_waits_for_a_property_wakes_with_every_class() {
     let mut cluster = Cluster::new();
     for (number, kernel) in [(1, "linux"), (2, "windows")] {
         let mut row = node(number);
@@ -363,7 +363,7 @@ fn s5_attempts_used_up() {
 /// I45: room for seven more, and two without any; the races that used up the attempts do not make
 /// them less.
 #[test]
-fn what_is_missing_when_the_attempts_are_used_up_is_queued() {
+fn missing_instances_are_queued_when_the_attempts_are_used_up() {
     let mut cluster = Cluster::with_nodes(1);
     let spec = job(JobKind::Service);
     cluster.register(&spec);

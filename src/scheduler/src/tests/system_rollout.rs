@@ -149,7 +149,7 @@ fn a_version_that_fails_goes_no_further() {
 /// While canaries wait, an instance of the older version that ended is run again in its own
 /// version.
 #[test]
-fn what_fails_beside_canaries_comes_back_in_its_own_version() {
+fn an_instance_that_fails_beside_canaries_comes_back_in_its_own_version() {
     let (mut cluster, spec) = changed(5, 5, 20, false);
     let plan = step(&mut cluster, &spec);
     assert_eq!(plan.counts(), (1, 1, 0));

@@ -238,7 +238,7 @@ mod tests {
     /// Found by the simulation: a server joined with a cluster id that a power cut then took back,
     /// and did not start any more.
     #[test]
-    fn what_was_loaded_after_a_kill_is_there_after_a_power_cut() {
+    fn an_identity_loaded_after_a_kill_is_there_after_a_power_cut() {
         let directory = Path::new("/data");
         for (stop, seed) in (0..8).flat_map(|stop| (0..8).map(move |seed| (stop, seed))) {
             let disk = FaultDisk::new(seed);

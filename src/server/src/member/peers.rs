@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lasts_is_warned_of_once() {
+    fn a_finding_that_lasts_is_warned_of_once() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let found = |voters, never: &[ServerId]| Found {

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_plan_makes_of_evaluations_is_told_apart() {
+    fn evaluations_are_counted_by_what_their_plan_made_of_them() {
         let mut driver = Driver::default();
         let id = driver.register_job(job("web", JobKind::Service, 1));
         let mut plan = driver.plan(id);

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_binary_does_not_know_is_no_error_of_another_kind() {
+    fn an_unknown_failure_is_no_error_of_another_kind() {
         assert_eq!(error_in(&Status::unavailable("connection lost")), None);
         let overloaded = pb::failure::Overloaded { limit: 99, value: 1, retry_after_ms: 1 };
         let unknown = pb::Failure { kind: Some(Kind::Overloaded(overloaded)) };

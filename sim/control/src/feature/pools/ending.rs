@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_idles_for_too_long_or_is_too_much_is_found() {
+    fn instances_that_idle_too_long_or_are_too_many_are_found() {
         let (mut driver, id, pools) = settled();
         let patience_ms = 60_000 + SLACK_MS;
         assert_eq!(found(&driver, &pools, patience_ms), [] as [&str; 0]);

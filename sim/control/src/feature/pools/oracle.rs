@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_works_does_not_idle() {
+    fn an_instance_that_works_does_not_idle() {
         let (mut driver, id) = bound();
         let mut spec = testing::job("web", fsm::JobKind::Service, 1);
         spec.node_pool = "gpu".into();
@@ -368,7 +368,7 @@ mod tests {
 
     /// What went silent with others is likely to come back.
     #[test]
-    fn what_was_lost_with_others_is_not_destroyed() {
+    fn an_instance_lost_with_others_is_not_destroyed() {
         let (mut driver, id) = bound();
         let nodes = vec![testing::node_id("a")];
         let loss =

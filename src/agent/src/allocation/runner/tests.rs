@@ -121,7 +121,7 @@ fn a_restart_of_all_tasks_starts_those_that_have_ended() {
 }
 
 #[test]
-fn what_a_failure_took_along_runs_anew_with_it() {
+fn tasks_ended_by_anothers_failure_restart_with_it() {
     let mut bench = Bench::running(&["a", "b"], |message| {
         message.tasks[0].restart =
             Some(v1::RestartPolicy { fail: true, interval_ms: 1, ..v1::RestartPolicy::default() });
@@ -136,7 +136,7 @@ fn what_a_failure_took_along_runs_anew_with_it() {
 /// Holds however often it happens, and although the policy allows no restart. The other task
 /// keeps running.
 #[test]
-fn what_was_lost_with_the_agent_runs_again_at_once_and_uncounted() {
+fn a_run_lost_with_the_agent_starts_again_at_once_and_uncounted() {
     let mut bench = Bench::running(&["a", "b"], |message| {
         message.tasks[0].restart =
             Some(v1::RestartPolicy { fail: true, ..v1::RestartPolicy::default() });
@@ -157,7 +157,7 @@ fn what_was_lost_with_the_agent_runs_again_at_once_and_uncounted() {
 }
 
 #[test]
-fn what_was_to_end_and_was_lost_with_the_agent_has_ended() {
+fn a_run_that_was_to_end_and_was_lost_with_the_agent_has_ended() {
     let mut bench = Bench::running(&["a"], |_| {});
     assert_eq!(bench.stop(), [Action::Kill { task: 0 }]);
     bench.step(|runner, step| runner.lost(0, step));
@@ -166,7 +166,7 @@ fn what_was_to_end_and_was_lost_with_the_agent_has_ended() {
 }
 
 #[test]
-fn what_has_ended_as_a_whole_or_is_to_end_is_not_restarted() {
+fn an_allocation_that_has_ended_or_is_to_end_is_not_restarted() {
     let mut ended = Bench::running(&["a"], |_| {});
     ended.exited(0, &OK);
     assert!(!ended.step(AllocationRunner::restart_all));
@@ -197,7 +197,7 @@ fn an_allocation_whose_leader_has_ended_runs_as_long_as_any_of_its_tasks() {
 }
 
 #[test]
-fn who_is_stopped_while_it_restarts_does_not_start_again() {
+fn a_task_stopped_while_it_restarts_does_not_start_again() {
     for booted in [None, Some(false), Some(true)] {
         let mut bench = Bench::running(&["a"], |_| {});
         bench.step(|runner, step| runner.restart(&[0], true, step));
@@ -277,7 +277,7 @@ fn delays_are_waited_for_before_the_signal() {
 /// The shutdown delay begins when the time is over. Errors of the tasks at that end are no
 /// failure.
 #[test]
-fn what_runs_too_long_is_stopped_and_complete() {
+fn an_allocation_that_runs_too_long_is_stopped_and_complete() {
     let mut bench = Bench::running(&["a", "b"], |message| {
         message.max_run_ms = 1_000;
         message.shutdown_delay_ms = 100;
@@ -384,7 +384,7 @@ fn sequences_rise_from_what_the_servers_know() {
 }
 
 #[test]
-fn what_the_agent_ended_itself_starts_again_and_events_are_bounded() {
+fn a_run_ended_by_the_agent_starts_again_and_events_are_bounded() {
     let mut bench = Bench::running(&["a", "b"], |_| {});
     bench.exited(1, &OK);
     bench.rewind(false);

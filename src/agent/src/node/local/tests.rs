@@ -55,7 +55,7 @@ fn started(node: &LocalNode) -> Vec<(u8, bool)> {
 }
 
 #[tokio::test]
-async fn what_a_set_in_several_messages_names_first_and_brings_later_stays() {
+async fn an_allocation_named_first_and_sent_in_a_later_message_stays() {
     let directory = tempfile::tempdir().unwrap();
     let node = node(directory.path());
     node.apply(whole(vec![endless(1), endless(2), endless(3)], &[1, 2, 3])).await;
@@ -125,7 +125,7 @@ async fn an_end_that_the_servers_took_for_old_is_told_again() {
 }
 
 #[tokio::test]
-async fn what_ended_in_a_life_before_is_kept_until_the_servers_say_what_they_know_of_it() {
+async fn an_allocation_that_ended_before_a_restart_is_kept_until_the_servers_know_its_end() {
     let directory = tempfile::tempdir().unwrap();
     let before = node(directory.path());
     let messages = [1, 2, 3].map(|id| {
@@ -160,7 +160,7 @@ async fn what_ended_in_a_life_before_is_kept_until_the_servers_say_what_they_kno
 /// A lagging server may say that an allocation is to run although the other servers know its
 /// end and its directory is deleted.
 #[tokio::test]
-async fn what_has_ended_and_is_kept_no_more_is_not_run_again() {
+async fn an_ended_allocation_that_is_kept_no_more_is_not_run_again() {
     let directory = tempfile::tempdir().unwrap();
     let node = node(directory.path());
     let mut message = endless(1);
@@ -222,7 +222,7 @@ async fn new_work_waits_while_the_machine_is_short_and_starts_when_it_is_not() {
 /// The servers give a port to another allocation once its holder is to stop. The agent waits
 /// for the holder's end.
 #[tokio::test]
-async fn who_has_a_port_is_waited_for_until_it_has_ended() {
+async fn an_allocation_waits_for_the_end_of_the_one_that_has_its_port() {
     let directory = tempfile::tempdir().unwrap();
     let node = node(directory.path());
     let on = |id: u8, value| {
@@ -244,7 +244,7 @@ async fn who_has_a_port_is_waited_for_until_it_has_ended() {
 }
 
 #[tokio::test]
-async fn what_was_down_starts_when_the_servers_name_it_with_leave_to_start() {
+async fn a_suspended_allocation_starts_when_the_servers_let_it() {
     let directory = tempfile::tempdir().unwrap();
     let before = node(directory.path());
     before.apply(whole(vec![endless(1), endless(2)], &[1, 2])).await;
@@ -265,7 +265,7 @@ async fn what_was_down_starts_when_the_servers_name_it_with_leave_to_start() {
 }
 
 #[tokio::test]
-async fn what_waits_for_leave_to_start_stays_while_it_is_named_and_starts_with_the_leave() {
+async fn an_allocation_that_may_not_start_yet_stays_while_it_is_named_and_starts_when_it_may() {
     let directory = tempfile::tempdir().unwrap();
     let node = node(directory.path());
     let [mut first, mut second] = [1, 2].map(endless);

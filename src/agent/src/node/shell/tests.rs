@@ -139,7 +139,7 @@ async fn a_start_that_was_never_made_waits_for_the_servers() {
 }
 
 #[tokio::test]
-async fn what_was_never_started_is_told_as_ended_when_it_is_stopped() {
+async fn an_allocation_that_never_started_is_reported_as_ended_when_it_is_stopped() {
     for suspended in [false, true] {
         let (mut shell, _root) = shell_of(testing::message([7; 16], "job", &["a"]));
         let (wish, wishes) = watch::channel(Wish::default());
@@ -238,7 +238,7 @@ fn executor_of(shell: &Shell) -> Child {
 }
 
 #[tokio::test]
-async fn what_cannot_be_found_again_is_killed_before_its_end_is_told() {
+async fn a_run_that_cannot_be_found_again_is_killed_before_its_end_is_reported() {
     let (mut shell, _root) = left_behind("a driver of a newer version");
     let mut executor = executor_of(&shell);
     begin(&mut shell).await;
@@ -340,7 +340,7 @@ fn heard(shell: &mut Shell, wish: Wish) -> Vec<Action> {
 }
 
 #[tokio::test]
-async fn what_was_down_starts_only_when_the_servers_have_said_so() {
+async fn a_suspended_allocation_starts_only_when_the_servers_have_said_so() {
     for (suspended, booted) in [(true, false), (false, true)] {
         let (mut shell, _root) = left_behind("mock");
         shell.begin(Origin::Stored { suspended, booted }).await;
@@ -361,7 +361,7 @@ async fn what_was_down_starts_only_when_the_servers_have_said_so() {
 }
 
 #[tokio::test]
-async fn what_was_down_and_is_not_to_run_any_more_never_starts() {
+async fn a_suspended_allocation_that_is_not_to_run_any_more_never_starts() {
     let (mut shell, _root) = left_behind("mock");
     shell.begin(Origin::Stored { suspended: false, booted: true }).await;
     let stop = Wish { stop: true, start: true, ..Wish::default() };
@@ -370,7 +370,7 @@ async fn what_was_down_and_is_not_to_run_any_more_never_starts() {
 }
 
 #[tokio::test]
-async fn what_ends_for_good_with_the_agent_is_news_for_the_servers() {
+async fn an_end_that_comes_with_the_agents_is_reported() {
     let (mut shell, _root) = left_behind("mock");
     begin(&mut shell).await;
     shell.obey(Wish { stop: true, ..Wish::default() });

@@ -177,7 +177,7 @@ fn a_shortage_is_waited_out() {
 }
 
 #[test]
-fn what_may_pass_is_tried_a_few_times() {
+fn a_fault_that_may_pass_is_tried_again_a_few_times() {
     let (pauses, task) = pauses(Fault::Passing);
     assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30, 30, 30]);
     assert!(task.is_dead() && task.failed, "it does not go on for ever");

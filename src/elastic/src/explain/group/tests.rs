@@ -88,7 +88,7 @@ fn a_group_of_nothing_says_so_and_an_unknown_one_nothing() {
 }
 
 #[test]
-fn who_asks_what_is_made_of_it_and_what_is_on_its_way() {
+fn the_sentence_names_sources_requirement_and_members_on_their_way() {
     let mut driver = driver(9, |web| web.predictor = Prediction::Headroom { percent: 50 });
     driver.require("lb1", 1, &[("web", 6_000)]);
     driver.at_seconds(5);

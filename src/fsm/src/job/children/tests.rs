@@ -212,7 +212,7 @@ fn the_same_token_is_the_same_dispatch_of_a_parent_that_takes_no_more() {
 }
 
 #[test]
-fn what_cannot_be_dispatched_is_refused_and_says_what_to_do() {
+fn a_job_that_cannot_be_dispatched_is_refused_with_the_remedy() {
     let mut driver = Driver::default();
     let mut number = 0;
     let mut check = |payload: &str, given: usize, meta: &[&str], expected: &str| {
@@ -728,7 +728,7 @@ fn a_child_runs_its_own_versions_again() {
 /// An instance that ends with a delay is told not to wait, however many others are alive: nothing
 /// of its job starts by that.
 #[test]
-fn what_still_ends_of_a_child_that_is_over_is_hurried() {
+fn the_end_of_a_dead_childs_allocations_is_hurried() {
     let mut driver = with_parent(1);
     let node = driver.node("a");
     dispatch(&mut driver, 0..2);

@@ -265,7 +265,7 @@ fn a_forced_launch_is_one_more_and_may_overlap() {
 }
 
 #[test]
-fn what_cannot_be_periodic_is_refused() {
+fn a_job_that_cannot_be_periodic_is_refused() {
     let mut driver = Driver::default();
     let mut check = |spec: JobSpec, text: &str| {
         let evaluation = driver.evaluation_id();

@@ -615,7 +615,7 @@ fn a_purged_node_comes_back_as_a_new_incarnation_in_service() {
 
 /// What was to end on a machine that booted is missed by nobody: a job that is over stays so.
 #[test]
-fn what_was_to_end_is_lost_without_an_evaluation() {
+fn an_allocation_that_was_to_end_is_lost_without_an_evaluation() {
     let mut driver = Driver::default();
     let node = driver.node("a");
     let evaluation = driver.register_job(job("b", JobKind::Batch, 1));
@@ -852,7 +852,7 @@ fn a_node_that_comes_back_with_other_words_about_itself_is_a_capacity_gain() {
 /// What runs once on each node of a datacenter is looked at when its node, which left the
 /// datacenter while it took no work, takes work again.
 #[test]
-fn what_runs_on_a_node_that_changed_meanwhile_is_looked_at_when_it_is_eligible() {
+fn allocations_of_a_node_that_changed_are_evaluated_when_it_is_eligible() {
     let mut driver = Driver::default();
     let a = driver.node("a");
     let mut spec = job("t", JobKind::System, 1);

@@ -392,7 +392,7 @@ fn a_gain_during_a_look_is_looked_at_from_the_start() {
 /// What is woken for room and is not given out yet holds it, whatever is told of its row meanwhile;
 /// when it is withdrawn, the room is passed on.
 #[test]
-fn what_is_not_given_out_yet_holds_its_room() {
+fn a_woken_evaluation_not_given_out_yet_holds_its_room() {
     let slice = u64::try_from(limits::BLOCKED_SLICE_MAX).expect("small");
     for is_withdrawn in [true, false] {
         let mut world = World::new();
@@ -505,7 +505,7 @@ fn the_smallest_instance_that_lacks_has_to_fit() {
 /// An instance of an older version may lack as well. What asks for a property of other nodes, and
 /// what is about each node, cannot be told by the room of one.
 #[test]
-fn what_a_job_asks_by_any_of_its_versions_counts() {
+fn the_smallest_ask_of_all_versions_of_a_job_counts() {
     let mut world = World::new();
     let least = |world: &World| {
         let (shape, _) = Shape::of(&world.state, &lacking(&[("group", 1)]));

@@ -413,7 +413,7 @@ fn an_engine_that_is_still_held_is_waited_for() {
 }
 
 #[test]
-fn what_was_half_built_beside_an_empty_engine_is_removed() {
+fn a_half_built_state_beside_an_empty_engine_is_removed() {
     let disk = FaultDisk::new(1);
     drop(open(&disk).unwrap());
     for _ in 0..3 {

@@ -22,7 +22,7 @@ fn life() -> Life {
 }
 
 #[test]
-fn what_is_written_is_read_and_the_older_goes() {
+fn a_written_snapshot_is_read_and_the_older_goes() {
     let disk = FaultDisk::new(1);
     let directory = open(&disk);
     assert!(directory.newest().unwrap().is_none());

@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_agent_reported_as_ended_is_not_sent_back() {
+    fn an_allocation_reported_as_ended_is_not_sent_back() {
         let mut driver = Driver::default();
         let node = driver.node("n1");
         driver.register_job(testing::job("work", JobKind::Batch, 1));
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_held_back_while_the_node_was_down_is_sent_again_when_it_may_start() {
+    fn an_allocation_held_back_while_its_node_was_down_is_sent_again_when_it_may_start() {
         let mut driver = Driver::default();
         let node = driver.node("n1");
         driver.register_job(testing::job("web", JobKind::Service, 1));
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_is_said_before_what_starts() {
+    fn ends_are_sent_before_starts() {
         let mut driver = Driver::default();
         let node = driver.node("n1");
         driver.register_job(testing::job("web", JobKind::Service, 2));

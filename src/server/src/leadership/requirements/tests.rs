@@ -153,7 +153,7 @@ fn a_source_that_falls_silent_after_a_repetition_has_its_whole_time() {
 }
 
 #[test]
-fn what_the_log_has_by_then_is_not_proposed_late() {
+fn a_requirement_that_the_log_has_by_then_is_not_proposed_late() {
     let mut scene = Scene::new();
     scene.change(&word(1, 5));
     scene.at(4_000);

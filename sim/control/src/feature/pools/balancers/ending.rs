@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lacks_and_what_is_too_much_is_found() {
+    fn missing_and_surplus_members_are_found() {
         let (mut driver, _) = settled();
         let each = given(&driver) / 2;
         for (seq, need, what) in [

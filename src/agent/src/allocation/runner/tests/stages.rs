@@ -344,7 +344,7 @@ fn a_task_without_a_process_fails_when_it_cannot_be_prepared_again() {
 }
 
 #[test]
-fn what_a_boot_has_undone_is_done_again_although_the_agent_restarts_before_it_is() {
+fn a_stage_undone_by_a_boot_is_done_again_although_the_agent_restarts_before() {
     let mut bench = Bench::prepared();
     bench.rewind(true);
     assert_eq!(bench.taken(), [], "the servers have not said that it may start");

@@ -389,7 +389,7 @@ fn at(stage: &'static str, task: Option<usize>, is_undo: bool) -> Point {
 
 /// Its end is told at once. What needs its port waits on this node.
 #[tokio::test]
-async fn who_has_a_port_is_waited_for_until_what_prepared_it_is_undone() {
+async fn an_allocation_waits_for_a_port_until_the_stages_of_its_holder_are_undone() {
     let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let probe = Probe::new(outside.path().to_owned(), Some(at("network", None, true)));
     let node = node_with(open(root.path(), 1), probe.stages());
@@ -465,7 +465,7 @@ async fn an_agent_that_ends_its_tasks_undoes_nothing() {
 
 /// Its machine is lost, but what it left is found by its specification.
 #[tokio::test]
-async fn what_prepared_an_allocation_that_panics_is_undone() {
+async fn the_stages_of_an_allocation_that_panics_are_undone() {
     let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let probe = Probe::new(outside.path().to_owned(), None);
     let node = node_with(open(root.path(), 1), probe.stages());
