@@ -60,7 +60,7 @@ mod tests {
                 "DimensionExhausted": {"memory": 1}, "ClassFiltered": null},
         }});
         assert_eq!(
-            failures(&evaluation, "  ").unwrap().join("\n"),
+            failures(&evaluation, "  ").expect("it is read").join("\n"),
             "  Task Group \"db\" (failed to place 1 allocation):
     * No nodes were eligible for evaluation
     * No nodes are available in datacenter \"dc1\"
@@ -69,6 +69,6 @@ mod tests {
     * Resources exhausted on 1 node
     * Dimension \"memory\" exhausted on 1 node"
         );
-        assert!(failures(&json!({"FailedTGAllocs": null}), "").unwrap().is_empty());
+        assert!(failures(&json!({"FailedTGAllocs": null}), "").expect("it is read").is_empty());
     }
 }

@@ -459,10 +459,10 @@ mod tests {
             json!({"ID": "b", "Status": "blocked"}),
         ];
         assert_eq!(
-            blocked(&evaluations).unwrap().unwrap_or_default(),
+            blocked(&evaluations).expect("it is read").unwrap_or_default(),
             "Placement Failure\nTask Group \"web\" (failed to place 1 allocation):\n  * Resources exhausted on 1 node"
         );
-        assert_eq!(blocked(&evaluations[..1]).unwrap(), None);
+        assert_eq!(blocked(&evaluations[..1]).expect("it is read"), None);
     }
     #[test]
     fn an_instance_that_was_ended_and_runs_again_nowhere_is_shown_with_the_remedy() {

@@ -1,5 +1,7 @@
 //! What the types promise of reading and writing.
 
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 use serde_json::json;
 
 use super::{Deployment, PlacementMetrics};

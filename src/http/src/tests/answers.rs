@@ -185,8 +185,7 @@ fn lived(driver: &mut Driver) {
 
 /// What may stand in a path, by what the route is about and the name in it.
 fn ids(state: &State, subject: Subject, path: &str) -> Vec<String> {
-    let names =
-        |names: &mut dyn Iterator<Item = &Text>| names.map(|name| name.to_string()).collect();
+    let names = |names: &mut dyn Iterator<Item = &Text>| names.map(ToString::to_string).collect();
     if path.contains("{job}") {
         let keys = state.jobs().iter();
         return keys.map(|job| crate::percent::encode(&job.key.id)).collect();
