@@ -99,8 +99,9 @@ impl From<io::Error> for StageError {
     }
 }
 
-/// Everything that a stage may know. What it has made must be found again by this alone, and by what
-/// an update in place does not change: the allocation's id, the names of its tasks, its directory.
+/// Everything that a stage may know. What it has made must be found again by this alone, and by
+/// what an update in place does not change: the allocation's id, the names of its tasks, its
+/// directory.
 #[derive(Clone)]
 pub(crate) struct StageContext {
     pub(crate) spec: Arc<AllocationSpec>,
