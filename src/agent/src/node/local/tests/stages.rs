@@ -14,7 +14,10 @@ use tokio::task::yield_now;
 
 use super::*;
 use crate::{
-    allocation::preparation::{Again, Scope},
+    allocation::{
+        preparation::{Again, Scope},
+        state::StateError,
+    },
     stage::{Abandoned, Stage, StageContext, StageEntry, StageError, Undo},
     task::{action::StageId, run::Fault},
 };
@@ -213,8 +216,19 @@ async fn kill(node: Arc<LocalNode>) {
     assert_eq!(Arc::strong_count(&node), 1);
 }
 
-fn open(directory: &Path, boot: u8) -> StateDirectory {
-    StateDirectory::open_in_boot(directory, [boot; 16]).unwrap().0
+/// Opens the directory. A child that another test has just forked holds the lock of the last agent
+/// until it becomes another program.
+async fn open(directory: &Path, boot: u8) -> StateDirectory {
+    let mut opened = None;
+    until("the directory is free", || {
+        match StateDirectory::open_in_boot(directory, [boot; 16]) {
+            Err(StateError::Locked(_)) => {}
+            other => opened = Some(other.unwrap().0),
+        }
+        opened.is_some()
+    })
+    .await;
+    opened.unwrap()
 }
 
 /// What the state on disk says: the stages that are begun, and the calls with which an agent that
@@ -314,7 +328,7 @@ async fn check(point: Point, booted: bool) {
     let at = format!("{point:?}, booted: {booted}");
     let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let probe = Probe::new(outside.path().to_owned(), Some(point));
-    let node = node_with(open(root.path(), 1), probe.stages());
+    let node = node_with(open(root.path(), 1).await, probe.stages());
     node.apply(whole(vec![message(true)], &[1])).await;
     if point.is_undo {
         until(&at, || is_running(&node)).await;
@@ -342,7 +356,7 @@ async fn check(point: Point, booted: bool) {
     // Whatever is outside is in the stored state.
     let begun = expected.begun.iter().filter(|(name, _)| leaves(name)).count();
     assert!(fs::read_dir(outside.path()).unwrap().count() <= begun, "{at}");
-    let node = node_with(open(root.path(), boot), stages.clone());
+    let node = node_with(open(root.path(), boot).await, stages.clone());
     if point.is_undo {
         let status = node.view(ID).unwrap();
         assert!(status.terminal && !status.over, "{at}");
@@ -392,7 +406,7 @@ fn at(stage: &'static str, task: Option<usize>, is_undo: bool) -> Point {
 async fn an_allocation_waits_for_a_port_until_the_stages_of_its_holder_are_undone() {
     let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let probe = Probe::new(outside.path().to_owned(), Some(at("network", None, true)));
-    let node = node_with(open(root.path(), 1), probe.stages());
+    let node = node_with(open(root.path(), 1).await, probe.stages());
     let port = v1::Port { label: "web".to_owned(), value: 7_001, ..Default::default() };
     let on = |allocation| v1::Allocation { ports: vec![port.clone()], ..allocation };
     node.apply(whole(vec![on(message(true))], &[1])).await;
@@ -420,7 +434,7 @@ async fn a_stage_that_takes_long_ends_when_its_allocation_is_stopped() {
     for (stage, task) in [("volume", None), ("watch", Some(1))] {
         let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let probe = Probe::new(outside.path().to_owned(), Some(at(stage, task, false)));
-        let node = node_with(open(root.path(), 1), probe.stages());
+        let node = node_with(open(root.path(), 1).await, probe.stages());
         node.apply(whole(vec![message(true)], &[1])).await;
         timeout(Duration::from_mins(1), probe.reached.notified()).await.unwrap();
         let running = |task: &str| {
@@ -442,7 +456,7 @@ async fn a_stage_that_takes_long_ends_when_its_allocation_is_stopped() {
 async fn an_agent_that_ends_its_tasks_undoes_nothing() {
     let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let probe = Probe::new(outside.path().to_owned(), None);
-    let node = node_with(open(root.path(), 1), probe.stages());
+    let node = node_with(open(root.path(), 1).await, probe.stages());
     node.apply(whole(vec![message(true)], &[1])).await;
     until("it runs", || is_running(&node)).await;
     node.suspend().await;
@@ -450,7 +464,7 @@ async fn an_agent_that_ends_its_tasks_undoes_nothing() {
     kill(node).await;
     let probe = Probe::new(outside.path().to_owned(), None);
     let stages = probe.stages();
-    let node = node_with(open(root.path(), 1), stages.clone());
+    let node = node_with(open(root.path(), 1).await, stages.clone());
     yield_now().await;
     assert_eq!(probe.calls(false), [], "it waits for the servers");
     node.apply(whole(vec![message(true)], &[1])).await;
@@ -468,7 +482,7 @@ async fn an_agent_that_ends_its_tasks_undoes_nothing() {
 async fn the_stages_of_an_allocation_that_panics_are_undone() {
     let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let probe = Probe::new(outside.path().to_owned(), None);
-    let node = node_with(open(root.path(), 1), probe.stages());
+    let node = node_with(open(root.path(), 1).await, probe.stages());
     for name in ["network", "volume"] {
         fs::write(outside.path().join(format!("{ID} {name} ")), "").unwrap();
     }
@@ -489,7 +503,7 @@ async fn the_stages_of_an_allocation_that_panics_are_undone() {
 async fn no_stage_outside_is_prepared_or_undone_while_the_state_cannot_be_stored() {
     let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let probe = Probe::new(outside.path().to_owned(), Some(at("network", None, true)));
-    let node = node_with(open(root.path(), 1), probe.stages());
+    let node = node_with(open(root.path(), 1).await, probe.stages());
     let state = root.path().join(format!("runs/{ID}/state.json"));
     let in_its_way = state.with_extension("json.tmp");
     fs::create_dir_all(&in_its_way).unwrap();
