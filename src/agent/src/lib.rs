@@ -126,8 +126,8 @@ impl std::fmt::Debug for LocalHandle {
 }
 
 impl Agent {
-    /// Starts an agent (or a simulation) in the present runtime. Its HTTP, which `serve` answers,
-    /// runs on the threads of `edge`, so that no request holds up a heartbeat or a task. Returns
+    /// Starts an agent in the present runtime, or many simulated ones. `serve` serves the agent's
+    /// HTTP, on the threads of `edge`, so that no request holds up a heartbeat or a task. Returns
     /// when HTTP is served; the node may not be registered yet.
     pub async fn start(
         mut settings: AgentSettings,

@@ -130,9 +130,11 @@ impl Files {
     }
 }
 
-/// Whether a server asks because another agent wants to register as this node. `meant` is the start
-/// of the agent that the server knows. At the same address, the first question after each restart
-/// means the start before and is no sign of a rival.
+/// Whether another agent tries to register as this node. Each start of an agent has a random id. A
+/// server that gets such a registration asks the address that it knows which start lives there. It
+/// passes on the newcomer's address (`rival`) and the start that it knows (`meant`). If that is
+/// this agent's `start`, the newcomer is another agent. If not, this agent itself is the newcomer:
+/// it was started again at its old address.
 fn has_rival(start: Option<[u8; 16]>, rival: &str, meant: &str) -> bool {
     let meant = meant.parse::<fsm::NodeId>().ok().map(|id| id.0);
     !rival.is_empty() && meant.is_some() && meant == start

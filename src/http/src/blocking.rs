@@ -248,8 +248,9 @@ impl Call {
     }
 
     /// A stale snapshot that is at least as new as the index `seen`. If none comes before the
-    /// deadline, a linearizable one is returned. Then either this server lags, or the client's
+    /// deadline, a linearizable one is returned, which may be older than `seen`: then the client's
     /// index is from before a restore or from another cluster, and the client must start over.
+    /// Otherwise this server lags.
     async fn caught_up(&self, seen: Index, deadline: Instant) -> Result<Snapshot, Error> {
         let left = deadline.saturating_duration_since(Instant::now());
         let caught_up = tokio::select! {

@@ -129,8 +129,8 @@ impl<S: Sync> FromRequestParts<S> for CalledBy {
     }
 }
 
-/// Serves `router` on the connections of a door until `shutdown` resolves. Then requests that wait
-/// for a change end at once, and others may finish.
+/// Serves `router` on the connections that a [`Door`] accepts, until `shutdown` resolves. Then
+/// requests that wait for a change end at once, and others may finish.
 ///
 /// Dropping the future closes every connection.
 pub async fn serve(mut door: Door, router: Router, shutdown: impl Future<Output = ()>) {

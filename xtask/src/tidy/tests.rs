@@ -164,10 +164,11 @@ fn each_check_finds_what_breaks_it() {
         ("src/cron/Cargo.toml", "[dependencies]\n"),
         ("src/elastic/Cargo.toml", "[dependencies]\n"),
         ("src/jobspec/Cargo.toml", "[dependencies]\n"),
+        ("src/shapes/Cargo.toml", "[dependencies]\n"),
         (
             "ARCHITECTURE.md",
             "# packages without I/O\ncalendar ->\nchance ->\ncron ->\nfsm ->\nfsm (tests) -> chance\n\
-             elastic ->\njobspec ->\nleader ->\nscheduler ->\nserver ->\n\nraft ->\n\
+             elastic ->\njobspec ->\nleader ->\nscheduler ->\nshapes ->\nserver ->\n\nraft ->\n\
              01234567890123456789012345678901234567890123456789012345678901234567890123456789\
              01234567890123456789012345678901234567890123456789\n",
         ),

@@ -179,9 +179,9 @@ pub(crate) struct Shell {
     taken: Option<Arc<AllocationSpec>>,
     runner: AllocationRunner,
     directory: AllocationDirectory,
-    /// The tasks are down, and wait until the servers say that they may start. By now the servers
-    /// may have given the allocation up and placed it elsewhere. Invariant: nothing runs or starts
-    /// while this is set.
+    /// The tasks ended with the agent's suspension or the machine's boot, and wait until the
+    /// servers say that they may start. In the meantime the servers may have given the allocation
+    /// up and placed it elsewhere. Invariant: nothing runs or starts while this is set.
     held: bool,
     /// The agent has restarted and the servers have not been heard yet. A run that the last agent
     /// did not come to start waits, because the servers may have changed their minds. Running tasks

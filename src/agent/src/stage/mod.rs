@@ -1,6 +1,6 @@
 //! Stages: what an allocation and its tasks go through before a task starts. A stage does its work
-//! and undoes it. When it is done, repeated and undone is decided by the pure machine in
-//! `allocation/preparation.rs`; `node/` carries that out.
+//! and undoes it. The pure machine in `allocation/preparation.rs` decides when a stage is done,
+//! repeated and undone; `node/` calls the stages.
 
 mod directory;
 mod payload;
@@ -99,8 +99,8 @@ impl From<io::Error> for StageError {
     }
 }
 
-/// Everything that a stage may know. What it has made must be found again by this alone, and by
-/// what an update in place does not change: the allocation's id, the names of its tasks, its
+/// Everything that a stage may know. A stage must find again what it made from those parts alone
+/// that an update in place does not change: the allocation's id, the names of its tasks, and its
 /// directory.
 #[derive(Clone)]
 pub(crate) struct StageContext {

@@ -385,9 +385,9 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Places one instance. With a `reason`, its predecessor is stopped in the same plan. If there
-    /// is no room, the stand-ins of the wish are tried in turn. Returns `false` if the plan is
-    /// full.
+    /// Places one instance. With a `reason`, its predecessor is stopped in the same plan, for that
+    /// reason. If there is no room, the older versions in `wish.stand_ins` are tried in turn.
+    /// Returns `false` if the plan is full.
     fn place(
         &mut self,
         number: usize,
@@ -509,9 +509,10 @@ impl<'a> Work<'a> {
     }
 }
 
-/// How many destructive updates this pass may do in the group: `max_parallel`, less the unhealthy
-/// instances and the other placements of this pass. 0 while the deployment holds back the new
-/// version or an instance of it is unhealthy.
+/// How many destructive updates this pass may do in the group: `max_parallel`, less the instances
+/// of the deployment that are not healthy, less the other placements of this pass. 0 while the
+/// deployment holds back the current version, or after an agent has reported an instance of the
+/// deployment as unhealthy.
 fn update_limit(rollout: &Rollout<'_>, group: &TaskGroup, own: &Changes<'_>) -> usize {
     let Some(update) = rollout.strategy(group) else { return usize::MAX };
     if own.is_held || own.is_stuck {

@@ -111,9 +111,9 @@ impl Affinities {
         self.conditions.is_empty()
     }
 
-    /// The weight of the matching affinities divided by the weight of all. A score of 0 is set too.
-    /// If it were left out, a node without a match could have a higher mean than a node with a weak
-    /// match.
+    /// The weight of the matching affinities divided by the weight of all. A score of 0 counts in
+    /// the mean as well. If it were left out, a node without a match could have a higher mean than
+    /// a node with a weak match.
     pub(crate) fn score(&self, node: &Node) -> f64 {
         if self.weight_sum <= 0.0 {
             return 0.0;

@@ -128,7 +128,7 @@ pub(crate) struct Changes<'a> {
     /// Kept allocations that belong to the deployment, or are updated in place by this pass, and
     /// are not healthy.
     pub(crate) unhealthy: u32,
-    /// The agent has reported one of them as unhealthy. Nothing else is replaced then.
+    /// An agent has reported one of these instances as unhealthy. Then nothing else is replaced.
     pub(crate) is_stuck: bool,
     /// The deployment holds back the current version.
     pub(crate) is_held: bool,
@@ -141,9 +141,10 @@ pub(crate) struct Changes<'a> {
     pub(crate) names: Names,
 }
 
-/// An older version that fills gaps instead of the current one, with its count of the group. An
-/// instance with a name below that count existed in the older version and may come back in it. A
-/// higher name is new in the current version, and waits.
+/// An older version that fills gaps while the current version is held back, with the count that the
+/// group has in it. A name index below that count existed in the older version, so its instance may
+/// come back in it. An instance with a higher index exists only in the current version, so it
+/// waits.
 #[derive(Clone, Copy)]
 pub(crate) struct StandIn {
     pub(crate) version: u64,
@@ -157,9 +158,9 @@ impl Changes<'_> {
     /// - A canary stays if the deployment accepts canaries.
     /// - Another placement stays if an older version lacks an instance; it then runs that version.
     ///
-    /// A placement may still find no room. For that case it gets as stand-in the version that the
-    /// next pass would place. It must be tried in this pass, because no event would start another
-    /// one.
+    /// A placement that stays may still find no room. Then its instance lacks, and the next pass
+    /// would fill the gap with an older version. No event would start such a pass, so that version
+    /// is tried in this one: it is added to the placement's stand-ins.
     pub(crate) fn hold(&mut self, version: VersionId, takes_canaries: bool) {
         self.is_held = true;
         let stand_in = self.stand_in;
@@ -225,10 +226,10 @@ struct Sorted<'a> {
 }
 
 impl<'a> Sorted<'a> {
-    /// Removes the failed and lost allocations for which no place is left, because enough others
-    /// exist. Such failed ones are stopped. They get no successors, so their names must not be
-    /// reserved.
-    fn drop_placeless(&mut self, wanted: usize, changes: &mut Changes<'a>) {
+    /// Removes the failed and lost allocations that need no replacement, because enough other
+    /// instances exist for the group's count. A removed one that failed is stopped in the plan; a
+    /// lost one has ended already. Neither gets a successor, so their names stay free for others.
+    fn drop_unneeded(&mut self, wanted: usize, changes: &mut Changes<'a>) {
         let missing = wanted.saturating_sub(self.kept.len() + self.migrating.len());
         let cut = self.failed_now.len().min(missing);
         for allocation in self.failed_now.split_off(cut) {
@@ -269,7 +270,7 @@ pub(crate) fn group<'a>(
     }
     let wanted = group.count as usize;
     of.drop_excess(&mut sorted, wanted, &mut changes);
-    sorted.drop_placeless(wanted, &mut changes);
+    sorted.drop_unneeded(wanted, &mut changes);
     let is_current = |allocation: &&&Allocation| VersionId::of(allocation) == version;
     changes.current_names =
         sorted.kept.iter().filter(is_current).map(|allocation| allocation.name_index).collect();

@@ -148,17 +148,20 @@ impl<'a> Rollout<'a> {
         self.group(group).map(|own| own.canaries_max)
     }
 
-    /// Whether new instances may be placed and older ones replaced. Always true for a group that is
-    /// not rolled out by a deployment. `begins_with_canaries`: a deployment begins in this pass,
-    /// with canaries, so that other instances must wait.
+    /// Whether the current version may be placed now. Always true for a group without an update
+    /// strategy, because no deployment covers it. False while the job's deployment holds the group
+    /// back: it is paused or has failed, or canaries must be promoted first. Also false if a
+    /// deployment with canaries begins in this pass (`begins_with_canaries`).
     pub(crate) fn is_open(&self, group: &TaskGroup, begins_with_canaries: bool) -> bool {
         let is_held = self.deployment.is_some_and(|row| row.holds_back(&group.name));
         !(is_held || begins_with_canaries) || self.strategy(group).is_none()
     }
 
-    /// The goals of a deployment of this spec, by group. `canaries` gives the number of canaries by
-    /// group number. `non_members` gives the number of instances that run the version already; they
-    /// do not join a deployment that begins now.
+    /// For each group, how many instances and canaries a deployment of this spec must have
+    /// ([`DeploymentGoal`]). A group is given to `canaries` and `non_members` by its position in
+    /// the spec. `canaries` gives its number of canaries. `non_members` gives the number of
+    /// instances that run this version already: they do not join a deployment that begins now, so
+    /// they do not count for it.
     pub(crate) fn goals(
         &self,
         spec: &JobSpec,
