@@ -1,13 +1,16 @@
 //! `quorate eval …`.
 
+use std::collections::BTreeMap;
+
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use serde_json::json;
+use shapes::{AllocationStub, Count, DesiredUpdates, Evaluation};
 
 use super::client;
 use super::context::{Context, Exit, Outcome};
 use super::monitor::Monitor;
-use super::output::{Style, pairs, table};
-use super::view::{Fields, newest_first, rows};
+use super::output::{Cell, Style, listed, pairs, table};
+use super::view::{newest_first, shape};
 use super::{placement, resolve, time};
 
 /// Inspect evaluations
@@ -109,10 +112,12 @@ fn list(context: &Context, arguments: &ListArgs) -> Outcome {
     let answer = newest_first(answer);
     if arguments.style.json {
         context.output.json(&answer)?;
-    } else if rows(&answer).is_empty() {
-        context.line("No evaluations")?;
     } else {
-        context.line(lines(rows(&answer), arguments.style))?;
+        let evaluations: Vec<Evaluation> = shape(&answer)?;
+        match evaluations.as_slice() {
+            [] => context.line("No evaluations")?,
+            some => context.line(lines(some, arguments.style))?,
+        }
     }
     if let Some(token) = next {
         let advice = format!("\nThere are more: repeat the command with -page-token={token}");
@@ -131,13 +136,13 @@ fn delete(context: &Context, arguments: &DeleteArgs) -> Outcome {
         }
     };
     let answer = context.client.delete_these("/v1/evaluations", &body)?;
-    let count = answer.number("Count");
+    let Count { count } = shape(&answer)?;
     let what = if count == 1 { "evaluation" } else { "evaluations" };
     context.line(format!("Successfully deleted {count} {what}"))?;
     Ok(Exit::Success)
 }
 
-fn lines(evaluations: &[Value], style: Style) -> String {
+fn lines(evaluations: &[Evaluation], style: Style) -> String {
     let lines: Vec<Vec<String>> = evaluations.iter().map(|row| line(row, style)).collect();
     table(
         &[
@@ -154,19 +159,19 @@ fn lines(evaluations: &[Value], style: Style) -> String {
     )
 }
 
-fn line(row: &Value, style: Style) -> Vec<String> {
-    let failures = match row.text("Status") {
+fn line(row: &Evaluation, style: Style) -> Vec<String> {
+    let failures = match row.status.as_str() {
         "blocked" => "N/A - In Progress".to_owned(),
-        _ => (!row.entries("FailedTGAllocs").is_empty()).to_string(),
+        _ => row.failed_tg_allocs.as_ref().is_some_and(|failed| !failed.is_empty()).to_string(),
     };
     vec![
-        style.id(row.text("ID")),
-        row.shown("Priority"),
-        row.shown("TriggeredBy"),
-        row.shown("JobID"),
-        row.shown("Namespace"),
-        style.id(row.text("NodeID")),
-        row.shown("Status"),
+        style.id(&row.id),
+        row.priority.to_string(),
+        row.triggered_by.clone(),
+        row.job_id.clone(),
+        row.namespace.clone(),
+        style.id(&row.node_id),
+        row.status.clone(),
         failures,
     ]
 }
@@ -178,78 +183,80 @@ fn status(context: &Context, arguments: &StatusArgs) -> Outcome {
         return Ok(Monitor::new(context, style, false).follow(&id)?.verdict.exit());
     }
     let path = format!("/v1/evaluation/{id}");
-    let evaluation = client::or_missing(context.client.get(&path, &[]), "evaluation", &id)?;
+    let answer = client::or_missing(context.client.get(&path, &[]), "evaluation", &id)?;
     if style.json {
-        context.output.json(&evaluation)?;
+        context.output.json(&answer)?;
         return Ok(Exit::Success);
     }
+    let evaluation: Evaluation = shape(&answer)?;
     let allocations = context.client.get(&format!("{path}/allocations"), &[])?;
+    let allocations: Vec<AllocationStub> = shape(&allocations)?;
     let now = context.now_nanoseconds();
-    let failures = placement::failures(&evaluation, "")?;
+    let failures = placement::failures(evaluation.failed_tg_allocs.as_ref(), "");
     let mut sections = vec![pairs(&[
         ("ID", style.id(&id)),
-        ("Create Time", time::ago(now, evaluation.number("CreateTime"))),
-        ("Modify Time", time::ago(now, evaluation.number("ModifyTime"))),
-        ("Status", evaluation.shown("Status")),
-        ("Status Description", evaluation.shown("StatusDescription")),
-        ("Type", evaluation.shown("Type")),
-        ("TriggeredBy", evaluation.shown("TriggeredBy")),
-        ("Job ID", evaluation.shown("JobID")),
-        ("Namespace", evaluation.shown("Namespace")),
-        ("Priority", evaluation.shown("Priority")),
+        ("Create Time", time::ago(now, time::signed(evaluation.create_time))),
+        ("Modify Time", time::ago(now, time::signed(evaluation.modify_time))),
+        ("Status", evaluation.status),
+        ("Status Description", evaluation.status_description),
+        ("Type", evaluation.kind),
+        ("TriggeredBy", evaluation.triggered_by),
+        ("Job ID", evaluation.job_id),
+        ("Namespace", evaluation.namespace),
+        ("Priority", evaluation.priority.to_string()),
         ("Placement Failures", (!failures.is_empty()).to_string()),
-        ("Previous Eval", style.id(evaluation.text("PreviousEval"))),
-        ("Next Eval", style.id(evaluation.text("NextEval"))),
-        ("Blocked Eval", style.id(evaluation.text("BlockedEval"))),
+        ("Previous Eval", style.id(&evaluation.previous_eval)),
+        ("Next Eval", style.id(&evaluation.next_eval)),
+        ("Blocked Eval", style.id(&evaluation.blocked_eval)),
     ])];
     if !failures.is_empty() {
         sections.push(format!("Failed Placements\n{}", failures.join("\n")));
     }
-    let wanted = evaluation["PlanAnnotations"].entries("DesiredTGUpdates");
+    let wanted = evaluation.plan_annotations.unwrap_or_default().desired_tg_updates;
     if !wanted.is_empty() {
         sections.push(format!("Plan Annotations\n{}", annotations(&wanted, style)));
     }
-    if !rows(&allocations).is_empty() {
-        let lines: Vec<Vec<String>> = rows(&allocations)
-            .iter()
-            .map(|row| {
-                vec![
-                    style.id(row.text("ID")),
-                    style.id(row.text("NodeID")),
-                    row.shown("TaskGroup"),
-                    row.shown("DesiredStatus"),
-                    row.shown("ClientStatus"),
-                ]
-            })
-            .collect();
-        let shown = table(&["ID", "Node ID", "Task Group", "Desired", "Status"], &lines);
-        sections.push(format!("Allocations\n{shown}"));
+    if !allocations.is_empty() {
+        let columns: [(&str, Cell<'_, AllocationStub>); 5] = [
+            ("ID", &|row| style.id(&row.id)),
+            ("Node ID", &|row| style.id(&row.node_id)),
+            ("Task Group", &|row| row.task_group.clone()),
+            ("Desired", &|row| row.desired_status.clone()),
+            ("Status", &|row| row.client_status.clone()),
+        ];
+        sections.push(format!("Allocations\n{}", listed(&allocations, &columns)));
     }
     context.line(sections.join("\n\n"))?;
     Ok(Exit::Success)
 }
 
+/// A column of counts: its heading, and the count of a group.
+type CountColumn = (&'static str, fn(&DesiredUpdates) -> u32);
+
 /// What the scheduler wanted, one line for each group; why instances move is shown where some do.
-fn annotations(groups: &[(&str, &Value)], style: Style) -> String {
-    let is_shown =
-        |name: &str| style.verbose || groups.iter().any(|(_, counts)| counts.number(name) > 0);
-    let always = [
-        ("Ignore", "Ignore"),
-        ("Place", "Place"),
-        ("Stop", "Stop"),
-        ("InPlace", "InPlaceUpdate"),
-        ("Destructive", "DestructiveUpdate"),
+fn annotations(groups: &BTreeMap<String, DesiredUpdates>, style: Style) -> String {
+    let always: [CountColumn; 5] = [
+        ("Ignore", |of| of.ignore),
+        ("Place", |of| of.place),
+        ("Stop", |of| of.stop),
+        ("InPlace", |of| of.in_place_update),
+        ("Destructive", |of| of.destructive_update),
     ];
-    let causes = ["Migrate", "Canary", "Preemptions"].map(|name| (name, name));
-    let columns: Vec<_> =
-        always.into_iter().chain(causes.into_iter().filter(|(_, name)| is_shown(name))).collect();
+    let causes: [CountColumn; 3] = [
+        ("Migrate", |of| of.migrate),
+        ("Canary", |of| of.canary),
+        ("Preemptions", |of| of.preemptions),
+    ];
+    let is_shown =
+        |(_, count): &CountColumn| style.verbose || groups.values().any(|of| count(of) > 0);
+    let columns: Vec<_> = always.into_iter().chain(causes.into_iter().filter(is_shown)).collect();
     let titles: Vec<_> =
         ["Task Group"].into_iter().chain(columns.iter().map(|(title, _)| *title)).collect();
     let lines: Vec<Vec<String>> = groups
         .iter()
         .map(|(group, counts)| {
-            let numbers = columns.iter().map(|(_, name)| counts.number(name).to_string());
-            [(*group).to_owned()].into_iter().chain(numbers).collect()
+            let numbers = columns.iter().map(|(_, count)| count(counts).to_string());
+            [group.clone()].into_iter().chain(numbers).collect()
         })
         .collect();
     table(&titles, &lines)
@@ -265,15 +272,15 @@ mod tests {
             "api": { "Ignore": 1, "Place": 2, "Stop": 0, "InPlaceUpdate": 3, "DestructiveUpdate": 4, "Migrate": 0 },
             "web": { "Ignore": 0, "Place": 0, "Stop": 5, "InPlaceUpdate": 0, "DestructiveUpdate": 0, "Canary": 6 },
         });
-        let value = json!({ "groups": wanted });
+        let wanted = serde_json::from_value(wanted).expect("it is read");
         let style = Style { json: false, verbose: false };
         assert_eq!(
-            annotations(&value.entries("groups"), style),
+            annotations(&wanted, style),
             "Task Group  Ignore  Place  Stop  InPlace  Destructive  Canary
 api         1       2      0     3        4            0
 web         0       0      5     0        0            6"
         );
-        let all = annotations(&value.entries("groups"), Style { verbose: true, ..style });
+        let all = annotations(&wanted, Style { verbose: true, ..style });
         assert!(all.starts_with("Task Group  Ignore  Place  Stop  InPlace  Destructive  Migrate  Canary  Preemptions\n"), "{all}");
     }
 }

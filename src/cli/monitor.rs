@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use http_api::percent::encode;
 use serde_json::{Value, json};
-use shapes::Deployment;
+use shapes::{AllocationStub, Deployment, Evaluation, TaskEvent};
 
 use super::client::or_missing;
 use super::context::{Context, Exit};
 use super::lines::Lines;
 use super::output::Style;
-use super::view::{Fields, into_rows, shape};
+use super::view::{Fields, shape};
 use super::{deployment, placement, time};
 
 /// How long an evaluation that was just created may be unknown to the server that is asked.
@@ -59,8 +59,8 @@ impl Verdict {
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) verdict: Verdict,
-    pub(crate) evaluation: Value,
-    pub(crate) allocations: Vec<Value>,
+    pub(crate) evaluation: Evaluation,
+    pub(crate) allocations: Vec<AllocationStub>,
     /// Null: the evaluation was part of none.
     pub(crate) deployment: Option<Deployment>,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Monitor<'a> {
     lines: Lines<'a>,
     evaluation_status: String,
     /// Index at which the evaluation was made: an allocation that is older was not made by it.
-    evaluation_index: i64,
+    evaluation_index: u64,
     deployment: String,
     /// Allocation → status printed last.
     allocations: BTreeMap<String, String>,
@@ -108,14 +108,14 @@ impl<'a> Monitor<'a> {
         loop {
             let evaluation = self.follow_evaluation(&id)?;
             let allocations = self.allocations_of(&id)?;
-            let next = evaluation.text("NextEval");
-            if !next.is_empty() && evaluation.text("Status") == "failed" {
+            let next = &evaluation.next_eval;
+            if !next.is_empty() && evaluation.status == "failed" {
                 self.lines.detail(&format!(
                     "Evaluation \"{}\" will be retried by \"{}\"",
                     self.style.id(&id),
                     self.style.id(next)
                 ))?;
-                next.clone_into(&mut id);
+                id.clone_from(next);
                 continue;
             }
             if is_canceled(&evaluation)
@@ -132,7 +132,7 @@ impl<'a> Monitor<'a> {
             let verdict = Verdict::Placed;
             let mut report = Report { verdict, evaluation, allocations, deployment: None };
             // That the deployment of a job ends with it was asked for.
-            if report.evaluation.text("TriggeredBy") == "job-deregister" {
+            if report.evaluation.triggered_by == "job-deregister" {
                 self.deployment.clear();
             }
             let goes_on = self.deployment_goes_on()?;
@@ -174,34 +174,35 @@ impl<'a> Monitor<'a> {
 
     /// The evaluation that looks at the job in the place of one that was canceled: the next that is
     /// neither canceled itself nor still to come.
-    fn superseding(&self, canceled: &Value) -> anyhow::Result<Option<String>> {
-        let path = format!("/v1/job/{}/evaluations", encode(canceled.text("JobID")));
-        let namespace = [("namespace", canceled.text("Namespace"))];
-        let rows = match self.context.get_patiently(&path, &namespace) {
-            Ok(answer) => into_rows(answer),
+    fn superseding(&self, canceled: &Evaluation) -> anyhow::Result<Option<String>> {
+        let path = format!("/v1/job/{}/evaluations", encode(&canceled.job_id));
+        let namespace = [("namespace", canceled.namespace.as_str())];
+        let rows: Vec<Evaluation> = match self.context.get_patiently(&path, &namespace) {
+            Ok(answer) => shape(&answer)?,
             Err(error) if error.is_not_found() => Vec::new(),
             Err(error) => return Err(error.into()),
         };
-        let index = canceled.number("CreateIndex");
+        let index = canceled.create_index;
         let now = time::timestamp(self.context.now_nanoseconds());
         let next = rows
-            .iter()
-            .filter(|row| row.number("CreateIndex") > index && !is_canceled(row))
-            .filter(|row| row.text("Status") != "blocked" && row.text("WaitUntil") <= now.as_str())
-            .min_by_key(|row| row.number("CreateIndex"));
-        Ok(next.map(|row| row.text("ID").to_owned()))
+            .into_iter()
+            .filter(|row| row.create_index > index && !is_canceled(row))
+            .filter(|row| row.status != "blocked" && row.wait_until <= now)
+            .min_by_key(|row| row.create_index);
+        Ok(next.map(|row| row.id))
     }
 
-    fn follow_evaluation(&mut self, id: &str) -> anyhow::Result<Value> {
+    fn follow_evaluation(&mut self, id: &str) -> anyhow::Result<Evaluation> {
         self.evaluation_status.clear();
         self.lines.heading(&format!("Monitoring evaluation \"{}\"", self.style.id(id)))?;
         let mut unknown = Duration::ZERO;
         loop {
             match self.context.get_patiently(&format!("/v1/evaluation/{id}"), &[]) {
-                Ok(evaluation) => {
+                Ok(answer) => {
+                    let evaluation: Evaluation = shape(&answer)?;
                     self.print_evaluation(&evaluation)?;
                     if matches!(
-                        evaluation.text("Status"),
+                        evaluation.status.as_str(),
                         "complete" | "failed" | "canceled" | "cancelled" | "blocked"
                     ) {
                         return Ok(evaluation);
@@ -217,11 +218,10 @@ impl<'a> Monitor<'a> {
         }
     }
 
-    fn print_evaluation(&mut self, evaluation: &Value) -> anyhow::Result<()> {
+    fn print_evaluation(&mut self, evaluation: &Evaluation) -> anyhow::Result<()> {
         if self.evaluation_status.is_empty() {
-            let job = evaluation.text("JobID");
-            let node = evaluation.text("NodeID");
-            match evaluation.text("TriggeredBy") {
+            let (job, node) = (&evaluation.job_id, &evaluation.node_id);
+            match evaluation.triggered_by.as_str() {
                 "node-update" | "node-drain" => {
                     self.lines.detail(&format!(
                         "Evaluation triggered by node \"{}\"",
@@ -231,35 +231,35 @@ impl<'a> Monitor<'a> {
                 "max-plan-attempts" | "failed-follow-up" => {
                     self.lines.detail(&format!(
                         "Evaluation triggered by earlier evaluation \"{}\"",
-                        self.style.id(evaluation.text("PreviousEval"))
+                        self.style.id(&evaluation.previous_eval)
                     ))?;
                 }
                 _ => self.lines.detail(&format!("Evaluation triggered by job \"{job}\""))?,
             }
         }
-        self.evaluation_index = evaluation.number("CreateIndex");
-        let deployment = evaluation.text("DeploymentID");
-        if !deployment.is_empty() && deployment != self.deployment {
-            deployment.clone_into(&mut self.deployment);
+        self.evaluation_index = evaluation.create_index;
+        let deployment = &evaluation.deployment_id;
+        if !deployment.is_empty() && *deployment != self.deployment {
+            self.deployment.clone_from(deployment);
             self.lines.detail(&format!(
                 "Evaluation within deployment: \"{}\"",
                 self.style.id(deployment)
             ))?;
         }
-        let status = evaluation.text("Status");
-        if !self.evaluation_status.is_empty() && status != self.evaluation_status {
+        let status = &evaluation.status;
+        if !self.evaluation_status.is_empty() && *status != self.evaluation_status {
             let was = &self.evaluation_status;
             self.lines.detail(&format!("Evaluation status changed: \"{was}\" -> \"{status}\""))?;
         }
-        status.clone_into(&mut self.evaluation_status);
+        self.evaluation_status.clone_from(status);
         Ok(())
     }
 
     /// Reads an evaluation's allocations and prints what changed.
-    fn allocations_of(&mut self, id: &str) -> anyhow::Result<Vec<Value>> {
+    fn allocations_of(&mut self, id: &str) -> anyhow::Result<Vec<AllocationStub>> {
         let path = format!("/v1/evaluation/{id}/allocations");
-        let allocations = match self.context.get_patiently(&path, &[]) {
-            Ok(answer) => into_rows(answer),
+        let allocations: Vec<_> = match self.context.get_patiently(&path, &[]) {
+            Ok(answer) => shape(&answer)?,
             Err(error) if error.is_not_found() => Vec::new(),
             Err(error) => return Err(error.into()),
         };
@@ -269,13 +269,11 @@ impl<'a> Monitor<'a> {
         Ok(allocations)
     }
 
-    fn print_allocation(&mut self, allocation: &Value) -> anyhow::Result<()> {
-        let id = allocation.text("ID");
-        let status = allocation.text("ClientStatus");
+    fn print_allocation(&mut self, allocation: &AllocationStub) -> anyhow::Result<()> {
+        let AllocationStub { id, client_status: status, task_group: group, .. } = allocation;
         let shown = self.style.id(id);
-        let group = allocation.text("TaskGroup");
-        let node = match allocation.text("NodeName") {
-            "" => self.style.id(allocation.text("NodeID")),
+        let node = match allocation.node_name.as_str() {
+            "" => self.style.id(&allocation.node_id),
             name => name.to_owned(),
         };
         let line = match self.allocations.get(id) {
@@ -287,25 +285,25 @@ impl<'a> Monitor<'a> {
                 )
             }
             None if wanted(allocation) => {
-                let older = allocation.number("CreateIndex") < self.evaluation_index;
+                let older = allocation.create_index < self.evaluation_index;
                 let what = if older { "modified" } else { "created" };
                 format!("Allocation \"{shown}\" {what}: node \"{node}\", group \"{group}\"")
             }
             None => format!("Allocation \"{shown}\" stopped: node \"{node}\", group \"{group}\""),
         };
-        self.allocations.insert(id.to_owned(), status.to_owned());
+        self.allocations.insert(id.clone(), status.clone());
         self.lines.detail(&line)
     }
 
     fn judge(&mut self, id: &str, report: &mut Report, in_deployment: bool) -> anyhow::Result<()> {
         let evaluation = &report.evaluation;
-        let status = evaluation.text("Status").to_owned();
-        let failures = placement::failures(evaluation, "    ")?;
+        let status = evaluation.status.clone();
+        let failures = placement::failures(evaluation.failed_tg_allocs.as_ref(), "    ");
         if status == "complete" && failures.is_empty() && !in_deployment {
             report.allocations = self.follow_allocations(id)?;
         }
-        let failed = |allocation: &Value| {
-            wanted(allocation) && matches!(allocation.text("ClientStatus"), "failed" | "lost")
+        let failed = |allocation: &AllocationStub| {
+            wanted(allocation) && matches!(allocation.client_status.as_str(), "failed" | "lost")
         };
         report.verdict = if matches!(status.as_str(), "failed" | "canceled" | "cancelled") {
             Verdict::EvaluationFailed
@@ -316,7 +314,7 @@ impl<'a> Monitor<'a> {
         } else {
             Verdict::Placed
         };
-        let description = match report.evaluation.text("StatusDescription") {
+        let description = match report.evaluation.status_description.as_str() {
             "" => String::new(),
             text => format!(": {text}"),
         };
@@ -331,7 +329,7 @@ impl<'a> Monitor<'a> {
         for line in failures {
             self.plain(&line)?;
         }
-        match report.evaluation.text("BlockedEval") {
+        match report.evaluation.blocked_eval.as_str() {
             "" => Ok(()),
             blocked => self.plain(&format!(
                 "    Evaluation \"{}\" waits for capacity to place the remainder",
@@ -345,11 +343,11 @@ impl<'a> Monitor<'a> {
     }
 
     /// Until no wanted allocation is pending, or one has failed.
-    fn follow_allocations(&mut self, id: &str) -> anyhow::Result<Vec<Value>> {
+    fn follow_allocations(&mut self, id: &str) -> anyhow::Result<Vec<AllocationStub>> {
         loop {
             let allocations = self.allocations_of(id)?;
-            let status_is = |allocation: &Value, statuses: &[&str]| {
-                wanted(allocation) && statuses.contains(&allocation.text("ClientStatus"))
+            let status_is = |allocation: &AllocationStub, statuses: &[&str]| {
+                wanted(allocation) && statuses.contains(&allocation.client_status.as_str())
             };
             let pending = allocations.iter().any(|row| status_is(row, &["pending", ""]));
             let failed = allocations.iter().any(|row| status_is(row, &["failed", "lost"]));
@@ -361,36 +359,34 @@ impl<'a> Monitor<'a> {
     }
 }
 
-fn is_canceled(evaluation: &Value) -> bool {
-    matches!(evaluation.text("Status"), "canceled" | "cancelled")
+fn is_canceled(evaluation: &Evaluation) -> bool {
+    matches!(evaluation.status.as_str(), "canceled" | "cancelled")
 }
 
-fn wanted(allocation: &Value) -> bool {
-    allocation.text("DesiredStatus") == "run"
+fn wanted(allocation: &AllocationStub) -> bool {
+    allocation.desired_status == "run"
 }
 
 /// The last thing a failed allocation's tasks said.
-fn because(allocation: &Value) -> String {
-    if allocation.text("ClientStatus") != "failed" {
+fn because(allocation: &AllocationStub) -> String {
+    if allocation.client_status != "failed" {
         return String::new();
     }
-    let last_event = allocation
-        .entries("TaskStates")
-        .into_iter()
-        .filter(|(_, state)| state.flag("Failed"))
-        .filter_map(|(task, state)| Some((task, state.items("Events").last()?)))
-        .map(|(task, event)| format!(" (task \"{task}\": {})", event_text(event)))
-        .next();
-    last_event.unwrap_or_else(|| match allocation.text("ClientDescription") {
+    let tasks = allocation.task_states.iter().flatten().filter(|(_, state)| state.failed);
+    let mut last_events = tasks.filter_map(|(task, state)| Some((task, state.events.last()?)));
+    if let Some((task, event)) = last_events.next() {
+        return format!(" (task \"{task}\": {})", event_text(event));
+    }
+    match allocation.client_description.as_str() {
         "" => String::new(),
         description => format!(" ({description})"),
-    })
+    }
 }
 
 /// What a task event says.
-pub(crate) fn event_text(event: &Value) -> &str {
-    let texts = [event.text("DisplayMessage"), event.text("Message"), event.text("Type")];
-    texts.into_iter().find(|text| !text.is_empty()).unwrap_or_default()
+pub(crate) fn event_text(event: &TaskEvent) -> &str {
+    let texts = [&event.display_message, &event.message, &event.kind];
+    texts.into_iter().find(|text| !text.is_empty()).map_or("", String::as_str)
 }
 
 /// Follows the evaluation that a write created, unless there is none or `-detach` was given.

@@ -5,20 +5,19 @@ use std::collections::BTreeMap;
 
 use fsm::{Metrics, Text};
 use scheduler::explain;
-use serde_json::Value;
 use shapes::PlacementMetrics;
 
-use super::view::{Fields, shape};
-
-/// Lines about every task group of an evaluation that could not be placed; empty if all were.
-pub(crate) fn failures(evaluation: &Value, indent: &str) -> anyhow::Result<Vec<String>> {
+/// Lines about every task group that could not be placed; empty if all were.
+pub(crate) fn failures(
+    groups: Option<&BTreeMap<String, PlacementMetrics>>,
+    indent: &str,
+) -> Vec<String> {
     let mut lines = Vec::new();
-    for (group, found) in evaluation.entries("FailedTGAllocs") {
-        let found: PlacementMetrics = shape(found)?;
-        lines.push(format!("{indent}{}", explain::heading(group, &metrics(&found))));
-        lines.extend(reasons(&found).into_iter().map(|reason| format!("{indent}  * {reason}")));
+    for (group, found) in groups.into_iter().flatten() {
+        lines.push(format!("{indent}{}", explain::heading(group, &metrics(found))));
+        lines.extend(reasons(found).into_iter().map(|reason| format!("{indent}  * {reason}")));
     }
-    Ok(lines)
+    lines
 }
 
 /// One sentence per fact that a pass counted.
@@ -49,18 +48,19 @@ fn metrics(found: &PlacementMetrics) -> Metrics {
 mod tests {
     use serde_json::json;
 
-    use super::failures;
+    use super::*;
 
     #[test]
     fn counts_of_an_answer_become_sentences() {
-        let evaluation = json!({"FailedTGAllocs": {
+        let groups = json!({
             "db": {"NodesEvaluated": 0, "NodesInPool": 3, "NodesAvailable": {"dc1": 0, "dc2": 3}},
             "web": {"NodesEvaluated": 4, "NodesExhausted": 1, "CoalescedFailures": 2,
                 "ConstraintFiltered": {"${attr.kernel.name} = windows": 3},
                 "DimensionExhausted": {"memory": 1}, "ClassFiltered": null},
-        }});
+        });
+        let groups: BTreeMap<_, _> = serde_json::from_value(groups).expect("it is read");
         assert_eq!(
-            failures(&evaluation, "  ").expect("it is read").join("\n"),
+            failures(Some(&groups), "  ").join("\n"),
             "  Task Group \"db\" (failed to place 1 allocation):
     * No nodes were eligible for evaluation
     * No nodes are available in datacenter \"dc1\"
@@ -69,6 +69,6 @@ mod tests {
     * Resources exhausted on 1 node
     * Dimension \"memory\" exhausted on 1 node"
         );
-        assert!(failures(&json!({"FailedTGAllocs": null}), "").expect("it is read").is_empty());
+        assert!(failures(None, "").is_empty());
     }
 }

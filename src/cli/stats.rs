@@ -64,9 +64,9 @@ fn host(stats: &Value) -> String {
 }
 
 /// A section about the tasks of an allocation that run.
-pub(super) fn of_allocation(context: &Context, allocation: &Value) -> String {
+pub(super) fn of_allocation(context: &Context, id: &str) -> String {
     let title = "Resource Utilization";
-    let path = format!("/v1/client/allocation/{}/stats", allocation.text("ID"));
+    let path = format!("/v1/client/allocation/{id}/stats");
     let stats = match context.client.get(&path, &[]) {
         Ok(stats) => stats,
         Err(error) => return format!("{title}\nnot known: {error}"),

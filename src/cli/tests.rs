@@ -437,7 +437,7 @@ Task Group \"web\" (failed to place 1 allocation):
 
 Allocations
 ID        Node ID   Task Group  Version  Desired  Status   Created  Modified
-aaaaaaaa  11111111  web         <none>   run      running  N/A      N/A\n"
+aaaaaaaa  11111111  web         0        run      running  N/A      N/A\n"
     );
     let ran = server.run("job status -json web");
     assert_eq!(serde_json::from_str::<Value>(&ran.out).unwrap(), job);
@@ -881,7 +881,7 @@ server-1  1   127.0.0.1:4647  leader  true   3\n"
     assert_eq!(server.run("operator raft transfer-leadership").code, 1);
     assert_eq!(server.run("system gc").code, 0);
     let ran = server.run("eval list -status complete");
-    assert!(ran.out.contains("eeeeeeee  <none>    job-register  web"), "{}", ran.out);
+    assert!(ran.out.contains("eeeeeeee  0         job-register  web"), "{}", ran.out);
     assert_eq!(server.lines().last().unwrap(), "GET /v1/evaluations?status=complete");
 }
 

@@ -83,6 +83,11 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(total)
 }
 
+/// Nanoseconds of an answer, for sums with others.
+pub(crate) fn signed(nanoseconds: u64) -> i64 {
+    i64::try_from(nanoseconds).unwrap_or(i64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;

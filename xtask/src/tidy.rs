@@ -45,7 +45,7 @@ const PURE_PACKAGES: [(&str, &[&str]); 9] = [
         "src/scheduler",
         &["blake3", "chance", "fsm", "imbl", "regex", "semver", "serde", "thiserror"],
     ),
-    ("src/shapes", &["serde"]),
+    ("src/shapes", &["serde", "serde_json"]),
 ];
 
 /// What a pure package must not name, outside of comments.

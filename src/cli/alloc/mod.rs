@@ -9,11 +9,11 @@ mod tail;
 use clap::{Args, Subcommand};
 use http_api::percent::encode;
 use serde_json::{Value, json};
-use shapes::PlacementMetrics;
+use shapes::{Allocation, AllocationStub, PlacementMetrics, TaskState};
 
 use super::context::{Context, Exit, Outcome};
 use super::monitor::{self, event_text};
-use super::output::{Style, fields, pairs, table};
+use super::output::{Cell, Style, listed, pairs, table};
 use super::view::{Fields, rows, shape};
 use super::{client, placement, resolve, stats, time};
 
@@ -156,84 +156,84 @@ fn list(context: &Context, style: Style) -> Outcome {
         context.output.json(&answer)?;
         return Ok(Exit::Success);
     }
-    if rows(&answer).is_empty() {
+    let allocations: Vec<AllocationStub> = shape(&answer)?;
+    if allocations.is_empty() {
         context.line("No allocations")?;
         return Ok(Exit::Success);
     }
-    let columns = [
-        ("ID", "ID"),
-        ("Name", "Name"),
-        ("Node ID", "NodeID"),
-        ("Version", "JobVersion"),
-        ("Desired", "DesiredStatus"),
-        ("Status", "ClientStatus"),
+    let columns: [(&str, Cell<'_, AllocationStub>); 6] = [
+        ("ID", &|row| style.id(&row.id)),
+        ("Name", &|row| row.name.clone()),
+        ("Node ID", &|row| style.id(&row.node_id)),
+        ("Version", &|row| row.job_version.to_string()),
+        ("Desired", &|row| row.desired_status.clone()),
+        ("Status", &|row| row.client_status.clone()),
     ];
-    let columns = context.with_namespace(&columns);
-    context.line(fields(rows(&answer), &columns, style))?;
+    let columns = context.with_namespaces(&columns, &|row| row.namespace.clone());
+    context.line(listed(&allocations, &columns))?;
     Ok(Exit::Success)
 }
 
 fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     let style = arguments.style;
-    let allocation = read(context, typed)?;
+    let answer = read(context, typed)?;
     if style.json {
-        context.output.json(&allocation)?;
+        context.output.json(&answer)?;
         return Ok(Exit::Success);
     }
+    let allocation: Allocation = shape(&answer)?;
     let now = context.now_nanoseconds();
     let mut sections = vec![overview(&allocation, now, style)];
-    sections.extend(ports(&allocation));
-    for (task, state) in allocation.entries("TaskStates") {
-        let resources = task_resources(&allocation, task);
+    sections.extend(ports(&allocation.stub));
+    for (task, state) in allocation.stub.task_states.iter().flatten() {
+        let resources = task_resources(&allocation.stub, task);
         sections.push(task_section(task, state, resources, arguments));
     }
     if arguments.stats {
-        sections.push(stats::of_allocation(context, &allocation));
+        sections.push(stats::of_allocation(context, &allocation.stub.id));
     }
-    let metric = allocation.present("Metrics").filter(|_| style.verbose);
-    if let Some(metric) = metric {
-        sections.push(scores(&shape(metric)?));
-    }
+    sections.extend(allocation.metrics.as_ref().filter(|_| style.verbose).map(scores));
     context.line(sections.join("\n\n"))?;
     Ok(Exit::Success)
 }
 
 /// Go's zero time is no time.
-fn moment(text: &str) -> String {
+fn moment(text: Option<&str>) -> String {
     match text {
-        "" | "0001-01-01T00:00:00Z" => "N/A".to_owned(),
-        other => other.to_owned(),
+        None | Some("" | "0001-01-01T00:00:00Z") => "N/A".to_owned(),
+        Some(other) => other.to_owned(),
     }
 }
 
-fn overview(allocation: &Value, now: i64, style: Style) -> String {
+fn overview(allocation: &Allocation, now: i64, style: Style) -> String {
+    let Allocation { stub, deployment_id, previous_allocation, .. } = allocation;
     let mut lines = vec![
-        ("ID", allocation.shown("ID")),
-        ("Eval ID", style.id(allocation.text("EvalID"))),
-        ("Name", allocation.shown("Name")),
-        ("Node ID", style.id(allocation.text("NodeID"))),
-        ("Node Name", allocation.shown("NodeName")),
-        ("Job ID", allocation.shown("JobID")),
-        ("Job Version", allocation.shown("JobVersion")),
-        ("Client Status", allocation.shown("ClientStatus")),
-        ("Client Description", allocation.shown("ClientDescription")),
-        ("Desired Status", allocation.shown("DesiredStatus")),
-        ("Desired Description", allocation.shown("DesiredDescription")),
-        ("Created", time::ago(now, allocation.number("CreateTime"))),
-        ("Modified", time::ago(now, allocation.number("ModifyTime"))),
+        ("ID", stub.id.clone()),
+        ("Eval ID", style.id(&stub.eval_id)),
+        ("Name", stub.name.clone()),
+        ("Node ID", style.id(&stub.node_id)),
+        ("Node Name", stub.node_name.clone()),
+        ("Job ID", stub.job_id.clone()),
+        ("Job Version", stub.job_version.to_string()),
+        ("Client Status", stub.client_status.clone()),
+        ("Client Description", stub.client_description.clone()),
+        ("Desired Status", stub.desired_status.clone()),
+        ("Desired Description", stub.desired_description.clone()),
+        ("Created", time::ago(now, time::signed(stub.create_time))),
+        ("Modified", time::ago(now, time::signed(stub.modify_time))),
     ];
-    for (title, field) in [
-        ("Deployment ID", "DeploymentID"),
-        ("Previous Alloc", "PreviousAllocation"),
-        ("Replacement Alloc", "NextAllocation"),
-        ("Follow Up Eval", "FollowupEvalID"),
-        ("Preempted By", "PreemptedByAllocation"),
+    for (title, id) in [
+        ("Deployment ID", deployment_id),
+        ("Previous Alloc", previous_allocation),
+        ("Replacement Alloc", &stub.next_allocation),
+        ("Follow Up Eval", &stub.followup_eval_id),
+        ("Preempted By", &stub.preempted_by_allocation),
     ] {
-        if !allocation.text(field).is_empty() {
-            lines.push((title, style.id(allocation.text(field))));
+        if !id.is_empty() {
+            lines.push((title, style.id(id)));
         }
     }
-    let preempted = allocation.items("PreemptedAllocations").iter().filter_map(Value::as_str);
+    let preempted = stub.preempted_allocations.iter().flatten();
     let preempted: Vec<String> = preempted.map(|id| style.id(id)).collect();
     if !preempted.is_empty() {
         lines.push(("Preempted Allocs", preempted.join(", ")));
@@ -241,28 +241,14 @@ fn overview(allocation: &Value, now: i64, style: Style) -> String {
     pairs(&lines)
 }
 
-/// Label, address and port of every port of an allocation.
-pub(crate) fn port_list(allocation: &Value) -> Vec<(String, String)> {
-    let shared = allocation.get("AllocatedResources").and_then(|all| all.get("Shared"));
-    let listed = shared.map(|shared| shared.items("Ports")).unwrap_or_default();
-    let one = |host: &str, port: &Value| {
-        (port.shown("Label"), format!("{host}:{}", port.number("Value")))
-    };
-    if !listed.is_empty() {
-        return listed.iter().map(|port| one(port.text("HostIP"), port)).collect();
-    }
-    let networks = shared.map(|shared| shared.items("Networks")).unwrap_or_default();
-    networks
-        .iter()
-        .flat_map(|network| {
-            let ports =
-                ["ReservedPorts", "DynamicPorts"].into_iter().flat_map(|f| network.items(f));
-            ports.map(|port| one(network.text("IP"), port)).collect::<Vec<_>>()
-        })
-        .collect()
+/// Label and address of every port of an allocation.
+pub(crate) fn port_list(allocation: &AllocationStub) -> Vec<(String, String)> {
+    let shared = allocation.allocated_resources.as_ref().map(|all| &all.shared);
+    let ports = shared.and_then(|shared| shared.ports.as_ref()).into_iter().flatten();
+    ports.map(|port| (port.label.clone(), format!("{}:{}", port.host_ip, port.value))).collect()
 }
 
-fn ports(allocation: &Value) -> Option<String> {
+fn ports(allocation: &AllocationStub) -> Option<String> {
     let found = port_list(allocation);
     if found.is_empty() {
         return None;
@@ -273,17 +259,15 @@ fn ports(allocation: &Value) -> Option<String> {
 }
 
 /// What a task asks for; nothing if the server does not say.
-fn task_resources(allocation: &Value, task: &str) -> Option<String> {
-    let all = allocation.get("AllocatedResources")?;
-    let own = all.get("Tasks")?.get(task)?;
-    let number = |part: &str, field: &str| own.get(part).map_or(0, |part| part.number(field));
-    let disk = all.get("Shared").map_or(0, |shared| shared.number("DiskMB"));
+fn task_resources(allocation: &AllocationStub, task: &str) -> Option<String> {
+    let all = allocation.allocated_resources.as_ref()?;
+    let own = all.tasks.get(task)?;
     let line = vec![
-        format!("{} MHz", number("Cpu", "CpuShares")),
-        format!("{} MiB", number("Memory", "MemoryMB")),
-        format!("{disk} MiB"),
+        format!("{} MHz", own.cpu.cpu_shares),
+        format!("{} MiB", own.memory.memory_mb),
+        format!("{} MiB", all.shared.disk_mb),
     ];
-    let most = match number("Memory", "MemoryMaxMB") {
+    let most = match own.memory.memory_max_mb {
         0 => None,
         -1 => Some("Max: unlimited".to_owned()),
         mb => Some(format!("Max: {mb} MiB")),
@@ -296,25 +280,25 @@ fn task_resources(allocation: &Value, task: &str) -> Option<String> {
 
 fn task_section(
     task: &str,
-    state: &Value,
+    state: &TaskState,
     resources: Option<String>,
     arguments: &StatusArgs,
 ) -> String {
-    let failed = if state.flag("Failed") { " (failed)" } else { "" };
+    let failed = if state.failed { " (failed)" } else { "" };
     let mut text = format!(
         "Task \"{task}\" is \"{}\"{failed}\n{}",
-        state.text("State"),
+        state.state,
         pairs(&[
-            ("Started At", moment(state.text("StartedAt"))),
-            ("Finished At", moment(state.text("FinishedAt"))),
-            ("Total Restarts", state.number("Restarts").to_string()),
-            ("Last Restart", moment(state.text("LastRestart"))),
+            ("Started At", moment(state.started_at.as_deref())),
+            ("Finished At", moment(state.finished_at.as_deref())),
+            ("Total Restarts", state.restarts.to_string()),
+            ("Last Restart", moment(state.last_restart.as_deref())),
         ])
     );
     if let Some(resources) = resources.filter(|_| !arguments.short) {
         text = format!("{text}\n\n{resources}");
     }
-    let events = state.items("Events");
+    let events = &state.events;
     if !arguments.short && !events.is_empty() {
         let shown = if arguments.style.verbose { events.len() } else { EVENTS_SHOWN };
         let lines: Vec<Vec<String>> = events
@@ -323,8 +307,8 @@ fn task_section(
             .take(shown)
             .map(|event| {
                 vec![
-                    time::timestamp(event.number("Time")),
-                    event.shown("Type"),
+                    time::timestamp(time::signed(event.time)),
+                    event.kind.clone(),
                     event_text(event).to_owned(),
                 ]
             })

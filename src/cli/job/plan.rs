@@ -1,8 +1,11 @@
 //! `quorate job plan`: what running a job file would change. Must never write.
 
+use std::collections::BTreeMap;
+
 use clap::Args;
 use http_api::percent::encode;
-use serde_json::{Value, json};
+use serde_json::json;
+use shapes::{DesiredUpdates, JobPlan, KnownAllocation};
 
 use super::{
     JobFile,
@@ -14,7 +17,7 @@ use crate::{
     cli::output::{short_id, table},
     cli::placement,
     cli::time,
-    cli::view::Fields,
+    cli::view::{Fields, shape},
 };
 
 pub(super) const EXAMPLES: &str = "Examples:
@@ -63,18 +66,18 @@ pub(super) fn run(context: &Context, arguments: &PlanArgs) -> Outcome {
         "PreserveResources": arguments.preserve_resources,
     });
     let answer = file.judged(context.client.put(&path, &file.query(), &request))?;
+    let plan: JobPlan = shape(&answer)?;
     if arguments.output_json {
         context.output.json(&answer)?;
-        return Ok(exit(&answer));
+        return Ok(exit(&plan));
     }
-    if answer.present("Diff").is_some() {
+    if !plan.diff.is_null() {
         let style = DiffStyle { colour: context.colours, verbose: arguments.verbose };
-        context.output.painted(&diff::lines(&answer["Diff"], style))?;
+        context.output.painted(&diff::lines(&plan.diff, style))?;
     }
-    context
-        .line(format!("Scheduler dry-run:\n{}", dry_run(&answer, context.now_nanoseconds())?))?;
+    context.line(format!("Scheduler dry-run:\n{}", dry_run(&plan, context.now_nanoseconds())))?;
     print_warnings(context, Some(&file), &answer)?;
-    let index = answer.number("JobModifyIndex");
+    let index = plan.job_modify_index;
     context.line(format!(
         "Job Modify Index: {index}
 To submit the job with version verification run:
@@ -87,30 +90,32 @@ changed, another user has modified the job and the plan's results are
 potentially invalid.",
         arguments.file
     ))?;
-    Ok(exit(&answer))
+    Ok(exit(&plan))
 }
 
 /// As in Nomad, a job that does not differ from what runs changes nothing, whatever is still to be
 /// placed.
-fn exit(answer: &Value) -> Exit {
-    if answer.present("Diff").is_some_and(|diff| diff.text("Type") == "None") {
+fn exit(plan: &JobPlan) -> Exit {
+    if plan.diff.text("Type") == "None" {
         return Exit::Success;
     }
-    let groups = answer["Annotations"].entries("DesiredTGUpdates");
-    let changes = ["Place", "Stop", "Migrate", "DestructiveUpdate", "Canary"];
-    let any = groups.iter().any(|(_, counts)| changes.iter().any(|name| counts.number(name) > 0));
+    let changes = |of: &DesiredUpdates| {
+        [of.place, of.stop, of.migrate, of.destructive_update, of.canary].iter().any(|n| *n > 0)
+    };
+    let any = plan.annotations.desired_tg_updates.values().any(changes);
     if any { Exit::Failure } else { Exit::Success }
 }
 
-fn dry_run(answer: &Value, now_nanoseconds: i64) -> anyhow::Result<String> {
+fn dry_run(plan: &JobPlan, now_nanoseconds: i64) -> String {
     let mut lines = Vec::new();
-    if answer.entries("FailedTGAllocs").is_empty() {
+    let failed = plan.failed_tg_allocs.as_ref();
+    if failed.is_none_or(BTreeMap::is_empty) {
         lines.push("- All tasks successfully allocated.".to_owned());
     } else {
         lines.push("- WARNING: Failed to place all allocations.".to_owned());
     }
-    lines.extend(placement::failures(answer, "  ")?);
-    let preempted = answer["Annotations"].items("PreemptedAllocs");
+    lines.extend(placement::failures(failed, "  "));
+    let preempted = plan.annotations.preempted_allocs.as_deref().unwrap_or_default();
     if !preempted.is_empty() {
         let count = preempted.len();
         lines.push(format!("- Preempts {count} allocation(s) of lower priority."));
@@ -118,19 +123,19 @@ fn dry_run(answer: &Value, now_nanoseconds: i64) -> anyhow::Result<String> {
     if (1..=PREEMPTED_SHOWN).contains(&preempted.len()) {
         let rows: Vec<Vec<String>> = preempted
             .iter()
-            .map(|row| {
-                vec![
-                    short_id(row.text("ID")),
-                    row.text("JobID").to_owned(),
-                    row.text("TaskGroup").to_owned(),
-                ]
+            .map(|row| match row {
+                KnownAllocation::Stub(row) => {
+                    vec![short_id(&row.id), row.job_id.clone(), row.task_group.clone()]
+                }
+                KnownAllocation::Gone { id } => {
+                    vec![short_id(id), String::new(), String::new()]
+                }
             })
             .collect();
         let rows = table(&["Alloc ID", "Job ID", "Task Group"], &rows);
         lines.extend(rows.lines().map(|line| format!("  {line}")));
     }
-    let next = answer.text("NextPeriodicLaunch");
-    if !next.is_empty() {
+    if let Some(next) = plan.next_periodic_launch.as_deref() {
         let left = calendar::parse_rfc3339(next)
             .map(|unix_s| time::span(unix_s - now_nanoseconds / 1_000_000_000))
             .map_or_else(String::new, |left| format!(" ({left} from now)"));
@@ -138,5 +143,5 @@ fn dry_run(answer: &Value, now_nanoseconds: i64) -> anyhow::Result<String> {
     }
     let mut text = lines.join("\n");
     text.push('\n');
-    Ok(text)
+    text
 }

@@ -4,13 +4,13 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use clap::Args;
 use http_api::percent::encode;
 use serde_json::Value;
-use shapes::Deployment;
+use shapes::{AllocationStub, Deployment, Evaluation};
 
 use super::periodic;
 use crate::{
     cli::context::{Context, Exit, Outcome},
     cli::deployment::groups,
-    cli::output::{Style, pairs, table},
+    cli::output::{Cell, Style, listed, pairs, table},
     cli::view::{Fields, into_rows, rows, shape, texts},
     cli::{placement, resolve, time},
 };
@@ -55,7 +55,7 @@ pub(super) fn allocs(context: &Context, arguments: &AllocsArgs) -> Outcome {
     if arguments.style.json {
         context.output.json(&answer)?;
     } else {
-        context.line(allocations(context, &into_rows(answer), arguments.style))?;
+        context.line(allocations(context, &shape::<Vec<_>>(&answer)?, arguments.style))?;
     }
     Ok(Exit::Success)
 }
@@ -121,8 +121,8 @@ fn job_type(job: &Value) -> String {
 struct Job {
     specification: Value,
     summary: Value,
-    allocations: Vec<Value>,
-    evaluations: Vec<Value>,
+    allocations: Vec<AllocationStub>,
+    evaluations: Vec<Evaluation>,
     deployment: Option<Deployment>,
     /// The newest of its children, if it has any.
     children: Vec<Value>,
@@ -149,11 +149,13 @@ impl Job {
             specification,
             children,
             summary: read("/summary", &[namespace])?,
-            allocations: into_rows(read(
+            allocations: shape::<Option<_>>(&read(
                 "/allocations",
                 &[("all", if all { "true" } else { "false" }), namespace],
-            )?),
-            evaluations: into_rows(read("/evaluations", &[namespace])?),
+            )?)?
+            .unwrap_or_default(),
+            evaluations: shape::<Option<_>>(&read("/evaluations", &[namespace])?)?
+                .unwrap_or_default(),
             deployment: shape(&read("/deployment", &[namespace])?)?,
         })
     }
@@ -177,7 +179,7 @@ fn one(context: &Context, arguments: &StatusArgs, typed: &str) -> Outcome {
     }
     sections.push(format!("Summary\n{}", summary(&job.summary)));
     if !arguments.short {
-        sections.extend(blocked(&job.evaluations)?);
+        sections.extend(blocked(&job.evaluations));
         sections.extend(ended(&job.specification, &job.allocations));
         if style.verbose || arguments.evals {
             sections.push(format!("Evaluations\n{}", evaluations(&job.evaluations)));
@@ -272,18 +274,16 @@ fn parent(job: &Job) -> Vec<String> {
 }
 
 /// What became of instances that a drain or a user ended, and how they run again.
-fn ended(job: &Value, allocations: &[Value]) -> Option<String> {
+fn ended(job: &Value, allocations: &[AllocationStub]) -> Option<String> {
     let is_run_once = matches!(job.text("Type"), "batch" | "sysbatch");
-    let version = job.number("Version");
-    let runs_again = |row: &Value| {
-        allocations.iter().any(|other| {
-            other.text("Name") == row.text("Name")
-                && other.number("CreateIndex") > row.number("CreateIndex")
-        })
+    let version = u64::try_from(job.number("Version")).unwrap_or_default();
+    let runs_again = |row: &AllocationStub| {
+        let is_newer = |other: &AllocationStub| other.create_index > row.create_index;
+        allocations.iter().any(|other| other.name == row.name && is_newer(other))
     };
-    let is_ended = |row: &&Value| {
-        row.text("DesiredDescription") == fsm::allocation::ENDED_BY_REQUEST
-            && row.number("JobVersion") == version
+    let is_ended = |row: &&AllocationStub| {
+        row.desired_description == fsm::allocation::ENDED_BY_REQUEST
+            && row.job_version == version
             && !runs_again(row)
     };
     let rows: Vec<_> = allocations.iter().filter(is_ended).collect();
@@ -293,7 +293,7 @@ fn ended(job: &Value, allocations: &[Value]) -> Option<String> {
     Some(format!(
         "Stopped\n{count} {what} stopped by a drain or a user: nothing runs again by itself for that.\n\
          Run one again with: quorate alloc stop -reschedule {}",
-        first.text("ID").get(..8).unwrap_or_default()
+        first.id.get(..8).unwrap_or_default()
     ))
 }
 
@@ -357,45 +357,39 @@ fn summary(summary: &Value) -> String {
 }
 
 /// Why the newest blocked evaluation waits.
-fn blocked(evaluations: &[Value]) -> anyhow::Result<Option<String>> {
-    let waiting = evaluations.iter().filter(|evaluation| evaluation.text("Status") == "blocked");
-    let newest = waiting.max_by_key(|evaluation| evaluation.number("CreateIndex"));
-    let Some(blocked) = newest else { return Ok(None) };
+fn blocked(evaluations: &[Evaluation]) -> Option<String> {
+    let waiting = evaluations.iter().filter(|evaluation| evaluation.status == "blocked");
+    let blocked = waiting.max_by_key(|evaluation| evaluation.create_index)?;
     // The blocked evaluation itself carries the reasons only in some servers; the one that made it
     // always does.
-    let parent = evaluations.iter().find(|row| row.text("BlockedEval") == blocked.text("ID"));
-    let mut lines = placement::failures(blocked, "")?;
+    let parent = evaluations.iter().find(|row| row.blocked_eval == blocked.id);
+    let mut lines = placement::failures(blocked.failed_tg_allocs.as_ref(), "");
     if lines.is_empty() {
-        lines = parent.map_or_else(|| Ok(Vec::new()), |parent| placement::failures(parent, ""))?;
+        let failed = parent.and_then(|parent| parent.failed_tg_allocs.as_ref());
+        lines = placement::failures(failed, "");
     }
     if lines.is_empty() {
         lines.push("Waiting for capacity".to_owned());
     }
     let mut text = format!("Placement Failure\n{}", lines.join("\n"));
-    let waits_for = blocked.items("WaitsFor");
-    if !waits_for.is_empty() {
-        let lines: Vec<String> =
-            waits_for.iter().map(|one| format!("  * {}", one.as_str().unwrap_or(""))).collect();
+    if !blocked.waits_for.is_empty() {
+        let lines: Vec<String> = blocked.waits_for.iter().map(|one| format!("  * {one}")).collect();
         text = format!("{text}\n\nInstances\n{}", lines.join("\n"));
     }
-    Ok(Some(text))
+    Some(text)
 }
 
-fn evaluations(evaluations: &[Value]) -> String {
-    let lines: Vec<Vec<String>> = evaluations
-        .iter()
-        .map(|row| {
-            let failures = !row.entries("FailedTGAllocs").is_empty();
-            vec![
-                row.shown("ID"),
-                row.shown("Priority"),
-                row.shown("TriggeredBy"),
-                row.shown("Status"),
-                failures.to_string(),
-            ]
-        })
-        .collect();
-    table(&["ID", "Priority", "Triggered By", "Status", "Placement Failures"], &lines)
+fn evaluations(evaluations: &[Evaluation]) -> String {
+    let failures =
+        |row: &Evaluation| row.failed_tg_allocs.as_ref().is_some_and(|of| !of.is_empty());
+    let columns: [(&str, Cell<'_, Evaluation>); 5] = [
+        ("ID", &|row| row.id.clone()),
+        ("Priority", &|row| row.priority.to_string()),
+        ("Triggered By", &|row| row.triggered_by.clone()),
+        ("Status", &|row| row.status.clone()),
+        ("Placement Failures", &|row| failures(row).to_string()),
+    ];
+    listed(evaluations, &columns)
 }
 
 fn deployment(row: &Deployment, style: Style) -> String {
@@ -407,39 +401,36 @@ fn deployment(row: &Deployment, style: Style) -> String {
     format!("Latest Deployment\n{head}\n\nDeployed\n{}", groups(row))
 }
 
-fn allocations(context: &Context, allocations: &[Value], style: Style) -> String {
+fn allocations(context: &Context, allocations: &[AllocationStub], style: Style) -> String {
     if allocations.is_empty() {
         return "No allocations placed".to_owned();
     }
     let now = context.now_nanoseconds();
-    let mut newest: Vec<&Value> = allocations.iter().collect();
-    newest.sort_by_key(|row| (std::cmp::Reverse(row.number("CreateIndex")), row.text("Name")));
-    let lines: Vec<Vec<String>> = newest
-        .into_iter()
-        .map(|row| {
-            vec![
-                style.id(row.text("ID")),
-                style.id(row.text("NodeID")),
-                row.shown("TaskGroup"),
-                row.shown("JobVersion"),
-                row.shown("DesiredStatus"),
-                row.shown("ClientStatus"),
-                time::ago(now, row.number("CreateTime")),
-                time::ago(now, row.number("ModifyTime")),
-            ]
-        })
-        .collect();
-    table(
-        &["ID", "Node ID", "Task Group", "Version", "Desired", "Status", "Created", "Modified"],
-        &lines,
-    )
+    let ago = |at| time::ago(now, time::signed(at));
+    let mut newest: Vec<&AllocationStub> = allocations.iter().collect();
+    newest.sort_by_key(|row| (std::cmp::Reverse(row.create_index), &row.name));
+    let columns: [(&str, Cell<'_, &AllocationStub>); 8] = [
+        ("ID", &|row| style.id(&row.id)),
+        ("Node ID", &|row| style.id(&row.node_id)),
+        ("Task Group", &|row| row.task_group.clone()),
+        ("Version", &|row| row.job_version.to_string()),
+        ("Desired", &|row| row.desired_status.clone()),
+        ("Status", &|row| row.client_status.clone()),
+        ("Created", &|row| ago(row.create_time)),
+        ("Modified", &|row| ago(row.modify_time)),
+    ];
+    listed(&newest, &columns)
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
-    use super::{blocked, ended, job_type};
+    use super::*;
+
+    fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).expect("it is read")
+    }
 
     #[test]
     fn periodic_and_parameterized_show_in_the_type() {
@@ -453,31 +444,32 @@ mod tests {
 
     #[test]
     fn reasons_come_from_the_evaluation_that_was_blocked() {
-        let evaluations = [
-            json!({"ID": "a", "Status": "complete", "BlockedEval": "b", "FailedTGAllocs":
-                {"web": {"NodesEvaluated": 1, "NodesExhausted": 1}}}),
-            json!({"ID": "b", "Status": "blocked"}),
-        ];
+        let evaluations: Vec<Evaluation> = read(json!([
+            {"ID": "a", "Status": "complete", "BlockedEval": "b", "FailedTGAllocs":
+                {"web": {"NodesEvaluated": 1, "NodesExhausted": 1}}},
+            {"ID": "b", "Status": "blocked"},
+        ]));
         assert_eq!(
-            blocked(&evaluations).expect("it is read").unwrap_or_default(),
+            blocked(&evaluations).unwrap_or_default(),
             "Placement Failure\nTask Group \"web\" (failed to place 1 allocation):\n  * Resources exhausted on 1 node"
         );
-        assert_eq!(blocked(&evaluations[..1]).expect("it is read"), None);
+        assert_eq!(blocked(&evaluations[..1]), None);
     }
+
     #[test]
     fn an_instance_that_was_ended_and_runs_again_nowhere_is_shown_with_the_remedy() {
         let job = json!({"Type": "batch", "Version": 1});
         let row = |id: &str, index: u64, version: u64| {
-            json!({"ID": id, "Name": "sum.g[0]", "JobVersion": version, "CreateIndex": index,
-                "DesiredDescription": fsm::allocation::ENDED_BY_REQUEST})
+            read(json!({"ID": id, "Name": "sum.g[0]", "JobVersion": version, "CreateIndex": index,
+                "DesiredDescription": fsm::allocation::ENDED_BY_REQUEST}))
         };
-        let mut rows = vec![row("bfc63bd7-1", 7, 1)];
+        let mut rows: Vec<AllocationStub> = vec![row("bfc63bd7-1", 7, 1)];
         let told = ended(&job, &rows).unwrap_or_default();
         assert!(told.starts_with("Stopped\n1 instance was stopped"), "{told}");
         assert!(told.ends_with("quorate alloc stop -reschedule bfc63bd7"), "{told}");
         assert_eq!(ended(&json!({"Type": "service", "Version": 1}), &rows), None);
         assert_eq!(ended(&json!({"Type": "batch", "Version": 2}), &rows), None);
-        rows.push(json!({"ID": "c", "Name": "sum.g[0]", "JobVersion": 1, "CreateIndex": 9}));
+        rows.push(read(json!({"ID": "c", "Name": "sum.g[0]", "JobVersion": 1, "CreateIndex": 9})));
         assert_eq!(ended(&job, &rows), None, "it runs again");
     }
 }

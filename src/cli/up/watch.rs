@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use anyhow::bail;
-use serde_json::Value;
+use shapes::AllocationStub;
 
 use super::children::Children;
 use super::layout::{Layout, Member, Role};
@@ -18,7 +18,7 @@ use crate::{
     cli::client::{Client, ClientError, Target},
     cli::context::Context,
     cli::output::{short_id, table},
-    cli::view::{Fields, into_rows, rows},
+    cli::view::{Fields, rows, shape},
 };
 
 /// Allocations drawn; a block higher than the terminal cannot be drawn anew.
@@ -46,20 +46,20 @@ struct AllocationLine {
 }
 
 impl AllocationLine {
-    fn new(row: &Value) -> Self {
+    fn new(row: &AllocationStub) -> Self {
         let shown = |(label, address): (String, String)| match label.as_str() {
             "http" => format!("http://{address}"),
             _ => format!("{label}={address}"),
         };
         let addresses: Vec<String> = port_list(row).into_iter().map(shown).collect();
-        let status = match (row.text("DesiredStatus"), row.text("ClientStatus")) {
+        let status = match (row.desired_status.as_str(), row.client_status.as_str()) {
             ("stop" | "evict", status @ ("running" | "pending")) => format!("{status}, stopping"),
             (_, status) => status.to_owned(),
         };
         Self {
-            id: short_id(row.text("ID")),
-            name: row.shown("Name"),
-            node: row.shown("NodeName"),
+            id: short_id(&row.id),
+            name: row.name.clone(),
+            node: row.node_name.clone(),
             status,
             address: addresses.join(" "),
         }
@@ -233,8 +233,9 @@ fn look(servers: &[(Member, Client)], first: &mut usize) -> Picture {
         }
         if let Ok(answer) =
             client.get("/v1/allocations", &[("namespace", "*"), ("resources", "true")])
+            && let Ok(allocations) = shape(&answer)
         {
-            picture.allocations = allocation_lines(into_rows(answer));
+            picture.allocations = allocation_lines(allocations);
         }
     }
     picture
@@ -247,9 +248,8 @@ fn named(servers: &[(Member, Client)], advertised: &str) -> Option<String> {
         .map(|(member, _)| member.name.clone())
 }
 
-fn allocation_lines(mut allocations: Vec<Value>) -> Vec<AllocationLine> {
-    allocations
-        .sort_by_key(|row| (std::cmp::Reverse(row.number("CreateIndex")), row.shown("Name")));
+fn allocation_lines(mut allocations: Vec<AllocationStub>) -> Vec<AllocationLine> {
+    allocations.sort_by_key(|row| (std::cmp::Reverse(row.create_index), row.name.clone()));
     let mut lines: Vec<AllocationLine> = allocations.iter().map(AllocationLine::new).collect();
     lines.sort_by_key(AllocationLine::is_over);
     lines
@@ -264,10 +264,11 @@ mod tests {
     #[test]
     fn only_changes_are_printed_and_ended_allocations_come_last() {
         let row = |id: &str, index: u32, status: &str| {
-            json!({"ID": id, "Name": format!("web.web[{index}]"), "NodeName": "agent-1",
+            let row = json!({"ID": id, "Name": format!("web.web[{index}]"), "NodeName": "agent-1",
                 "CreateIndex": index, "DesiredStatus": "run", "ClientStatus": status,
                 "AllocatedResources": {"Shared": {"Ports":
-                    [{"Label": "http", "Value": 25000, "HostIP": "127.0.0.1"}]}}})
+                    [{"Label": "http", "Value": 25000, "HostIP": "127.0.0.1"}]}}});
+            serde_json::from_value(row).expect("it is read")
         };
         let picture = |statuses: [&str; 2]| Picture {
             leader: Some("server-1".to_owned()),

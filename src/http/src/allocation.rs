@@ -11,7 +11,7 @@ use super::{
     answer::Answer,
     call::Call,
     error::Error,
-    list::IdPrefix,
+    list::{IdPrefix, value_of},
     route::{Route, Subject, may},
     view,
 };
@@ -51,7 +51,8 @@ async fn list(call: Call) -> Result<Answer, Error> {
 async fn read(call: Call) -> Result<Answer, Error> {
     let id: AllocationId = call.id(1)?;
     let index = |state: &State| state.allocations().get(&id).map(|a| a.modify_index);
-    let view = |state: &State| Some(view::allocation(state, state.allocations().get(&id)?));
+    let view =
+        |state: &State| Some(value_of(&view::allocation(state, state.allocations().get(&id)?)));
     call.item("alloc", TABLES, index, view).await
 }
 

@@ -6,7 +6,7 @@ use fsm::{
     Command, Evaluation, EvaluationId, Extent, Reply, State, evaluation::DeleteEvaluations,
     limits::EVALUATIONS_DELETED_MAX, right::Right, table::TableId,
 };
-use serde_json::{Value, json};
+use shapes::{Count, EvaluationStub};
 use wire::api::Written;
 
 use super::{
@@ -15,7 +15,7 @@ use super::{
     call::Call,
     error::Error,
     filter::Filter,
-    list::IdPrefix,
+    list::{IdPrefix, value_of},
     route::{Route, Subject, may},
     view,
 };
@@ -54,14 +54,15 @@ async fn count(call: Call) -> Result<Answer, Error> {
     let filter = call.filter().await?;
     let now = call.clock();
     let count = move |state: &State| {
-        let mut count: usize = 0;
+        let mut count: u64 = 0;
         for evaluation in state.evaluations().iter().filter(|e| matches(e)) {
             let selected = filter.as_ref().map_or(Ok(true), |filter| {
-                filter.selects(&view::evaluation_in(state, now(), evaluation, None), None)
+                filter
+                    .selects(&value_of(&view::evaluation_in(state, now(), evaluation, None)), None)
             });
-            count += usize::from(selected?);
+            count += u64::from(selected?);
         }
-        Ok(json!({ "Count": count }))
+        Ok(Count { count })
     };
     call.document_in_turn(TABLES, count).await
 }
@@ -104,7 +105,7 @@ async fn delete(call: Call) -> Result<Answer, Error> {
         let (next, deleted) = delete_some(&call, ids).await?;
         (written, count) = (next, count + deleted);
     }
-    call.answer_write(&written, json!({ "Count": count }))
+    call.answer_write(&written, Count { count })
 }
 
 async fn delete_some(call: &Call, ids: Vec<EvaluationId>) -> Result<(Written, u64), Error> {
@@ -122,7 +123,8 @@ async fn selected_ids(call: &Call, filter: Filter) -> Result<Vec<EvaluationId>, 
         let mut ids = Vec::new();
         for row in state.evaluations().iter() {
             let is_asked = namespaces.contains(&row.job.namespace);
-            if is_asked && filter.selects(&view::evaluation_in(&state, now, row, None), None)? {
+            let shown = || value_of(&view::evaluation_in(&state, now, row, None));
+            if is_asked && filter.selects(&shown(), None)? {
                 ids.push(row.id);
             }
         }
@@ -159,7 +161,7 @@ async fn read(call: Call) -> Result<Answer, Error> {
 }
 
 /// Evaluations reachable over next, previous and blocked links.
-fn related(state: &State, start: &Evaluation) -> Vec<Value> {
+fn related(state: &State, start: &Evaluation) -> Vec<EvaluationStub> {
     let links = |e: &Evaluation| [e.next, e.previous, e.blocked].into_iter().flatten();
     let mut seen = BTreeSet::from([start.id]);
     let mut open: Vec<EvaluationId> = links(start).collect();

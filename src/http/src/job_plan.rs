@@ -14,6 +14,7 @@ use scheduler::{
     what_if::{self, VersionedJob},
 };
 use serde_json::{Map, Value, json};
+use shapes::{AllocationStub, JobPlan, KnownAllocation, PlanAnnotations};
 
 use super::{
     answer::{Answer, Meta},
@@ -35,9 +36,9 @@ struct PlanAnswer {
     annotations: Annotations,
     failed: BTreeMap<Text, Metrics>,
     /// Allocations that would be evicted, as lists show them.
-    preempted: Vec<Value>,
+    preempted: Vec<AllocationStub>,
     /// Evaluations that would remain open, as lists show them.
-    created: Vec<Value>,
+    created: Vec<shapes::Evaluation>,
     diff: Value,
     /// The job's modify index before the registration; 0 if it does not exist.
     job_modify_index: Index,
@@ -78,32 +79,30 @@ pub(super) async fn plan(call: Call) -> Result<Answer, Error> {
             (name.to_string(), view::placement_metrics(metrics, Some(&*spec), spec.group(name)))
         })
         .collect();
-    let counts = prediction.annotations.iter();
-    let desired: Map<_, _> =
-        counts.map(|(name, counts)| (name.to_string(), view::desired(counts))).collect();
-    let answer = json!({
-        "Annotations": {
-            "DesiredTGUpdates": desired,
-            "PreemptedAllocs": view::list_or_null(prediction.preempted),
+    let preempted = prediction.preempted.into_iter().map(|row| KnownAllocation::Stub(row.into()));
+    let answer = JobPlan {
+        annotations: PlanAnnotations {
+            desired_tg_updates: view::desired_updates(&prediction.annotations),
+            preempted_allocs: view::some_unless_empty(preempted.collect()),
         },
-        "CreatedEvals": view::list_or_null(prediction.created),
-        "Diff": prediction.diff,
-        "FailedTGAllocs": view::map_or_null(json!(failed)),
-        "Index": index,
-        "JobModifyIndex": prediction.job_modify_index,
-        "NextPeriodicLaunch": next_launch(&spec, call.now_s()),
-        "Warnings": warnings.join("\n"),
-    });
+        created_evals: view::some_unless_empty(prediction.created),
+        diff: prediction.diff,
+        failed_tg_allocs: (!failed.is_empty()).then_some(failed),
+        index,
+        job_modify_index: prediction.job_modify_index,
+        next_periodic_launch: next_launch(&spec, call.now_s()),
+        warnings: warnings.join("\n"),
+    };
     call.answer(&answer, Some(meta))
 }
 
 /// When a periodic job would next start if it were registered now.
-fn next_launch(spec: &JobSpec, now_s: i64) -> Value {
+fn next_launch(spec: &JobSpec, now_s: i64) -> Option<String> {
     let next = spec.periodic.as_ref().filter(|block| block.enabled).and_then(|block| {
         let schedule = cron::Schedule::parse(&block.specs, &block.time_zone).ok()?;
         schedule.next_after(now_s)
     });
-    next.map_or(Value::Null, |unix_s| calendar::DateTime::from_unix(unix_s).rfc3339().into())
+    next.map(|unix_s| calendar::DateTime::from_unix(unix_s).rfc3339())
 }
 
 fn predict(
@@ -116,9 +115,8 @@ fn predict(
     let stub = |row: &Arc<Allocation>| view::allocation_stub(&found.state, row, false, true);
     let preempted = found.preempted.iter().map(stub).collect();
     let created = found.waiting.iter().map(|row| {
-        let mut shown = view::evaluation_in(&found.state, found.state.at(), row, None);
-        shown["JobID"] = (&*found.key.id).into();
-        shown
+        let shown = view::evaluation_in(&found.state, found.state.at(), row, None);
+        shapes::Evaluation { job_id: found.key.id.to_string(), ..shown }
     });
     let created = created.collect();
     let mut diff = Value::Null;

@@ -16,7 +16,7 @@ use super::{
     body::Fields,
     call::Call,
     error::Error,
-    list::IdPrefix,
+    list::{IdPrefix, value_of},
     namespace::meta_of,
     route::{Route, Subject},
     view,
@@ -87,7 +87,7 @@ async fn allocations(call: Call) -> Result<Answer, Error> {
     let extent = move |state: &State| Extent::allocations_of_node(state, id);
     call.list_within(&[TableId::Allocations], extent, move |state, list| {
         let rows: Vec<_> = state.allocations_of_node(id).collect();
-        list.fill(rows, |a| (a.create_index, a.id), |a| view::allocation(state, a))
+        list.fill(rows, |a| (a.create_index, a.id), |a| value_of(&view::allocation(state, a)))
     })
     .await
 }

@@ -40,6 +40,16 @@ fn id_or_empty(id: Option<impl Display>) -> Value {
     id.map_or_else(|| Value::from(""), |id| Value::from(id.to_string()))
 }
 
+/// An id as text; empty when there is none, as Nomad has it.
+fn id_or_none(id: Option<impl Display>) -> String {
+    id.map_or_else(String::new, |id| id.to_string())
+}
+
+/// A map of counts; none, which is null, when nothing is in it.
+fn counts_or_none(map: &BTreeMap<Text, u32>) -> Option<BTreeMap<String, u32>> {
+    (!map.is_empty()).then(|| map.iter().map(|(key, count)| (key.to_string(), *count)).collect())
+}
+
 /// A text.
 fn text(text: &Text) -> Value {
     Value::from(&**text)
@@ -61,11 +71,11 @@ pub(super) fn map_or_null(map: Value) -> Value {
 }
 
 /// A map of texts.
-fn text_map(map: &BTreeMap<Text, Text>) -> Value {
-    map.iter().map(|(key, value)| (key.to_string(), text(value))).collect::<Map<_, _>>().into()
+fn texts(map: &BTreeMap<Text, Text>) -> BTreeMap<String, String> {
+    map.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
 }
 
-/// A map of counts.
-fn count_map(map: &BTreeMap<Text, u32>) -> Value {
-    map.iter().map(|(key, count)| (key.to_string(), (*count).into())).collect::<Map<_, _>>().into()
+/// A map of texts.
+fn text_map(map: &BTreeMap<Text, Text>) -> Value {
+    map.iter().map(|(key, value)| (key.to_string(), text(value))).collect::<Map<_, _>>().into()
 }

@@ -199,8 +199,8 @@ fn default_identity() -> Value {
 }
 
 /// What a task may use of memory at most, MiB; -1: all.
-pub fn memory_max(mb: u64) -> Value {
-    if mb == TaskResources::UNLIMITED { json!(-1) } else { json!(mb) }
+pub fn memory_max(mb: u64) -> i64 {
+    if mb == TaskResources::UNLIMITED { -1 } else { i64::try_from(mb).unwrap_or(i64::MAX) }
 }
 
 /// Milliseconds as the API's integer nanoseconds.

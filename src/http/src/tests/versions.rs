@@ -266,8 +266,7 @@ fn process(cluster: &TestCluster, id: EvaluationId, sequence: &mut u64) -> (Valu
     let plan = scheduler::schedule(&pass).unwrap();
     let spec = state.jobs().get(&evaluation.job).and_then(|job| state.current_spec(job).cloned());
     let done = scheduler::annotate(&state, &plan, spec.as_deref());
-    let counts = done.iter().map(|(name, counts)| (name.to_string(), crate::view::desired(counts)));
-    let counts: serde_json::Map<_, _> = counts.collect();
+    let counts = json!(crate::view::desired_updates(&done));
     let outcome = plan.outcome.clone().unwrap();
     let failed = outcome.failed_groups.keys().map(ToString::to_string).collect();
     let placed: Vec<_> = plan.placements.iter().map(|placed| (placed.id, placed.node)).collect();
@@ -276,7 +275,7 @@ fn process(cluster: &TestCluster, id: EvaluationId, sequence: &mut u64) -> (Valu
         *sequence += 1;
         cluster.report(id, node, *sequence);
     }
-    (counts.into(), failed)
+    (counts, failed)
 }
 
 fn pending(cluster: &TestCluster) -> Vec<EvaluationId> {

@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 
 use fsm::{
-    Allocation, ClientStatus, State, TaskState, Text, allocation::DesiredStatus, job::JobSpec,
+    Allocation, ClientStatus, State, TaskGroup, TaskState, Text, allocation::DesiredStatus,
+    job::JobSpec, resources::Port,
 };
-use serde_json::{Map, Value, json};
+use serde_json::Value;
+use shapes::{
+    AllocatedCpu, AllocatedMemory, AllocatedNetwork, AllocatedPort, AllocatedResources,
+    AllocatedTask, AllocationStub, DeploymentStatus, DesiredTransition, FlatResources, NetworkPort,
+    NetworkStatus, Nothing, RescheduleEvent, RescheduleTracker, SharedResources,
+};
 
-use super::{
-    id_or_empty, list_or_null, map_or_null, placement::placement_metrics, task_event::task_event,
-    text,
-};
+use super::{id_or_none, placement::placement_metrics, some_unless_empty, task_event::task_event};
 use crate::{
     jobs_bridge::{self, As},
     time,
@@ -22,22 +25,55 @@ pub(crate) fn allocation_stub(
     allocation: &Allocation,
     with_resources: bool,
     with_task_states: bool,
-) -> Value {
-    let mut value = common(state, allocation);
-    if let Value::Object(object) = &mut value {
-        let tasks = if with_task_states { task_states(&allocation.tasks) } else { Value::Null };
-        object.insert("TaskStates".to_owned(), tasks);
-        let resources = with_resources.then(|| {
-            let spec = state.allocation_spec(allocation);
-            allocated_resources(state, allocation, spec.map(|spec| &**spec))
-        });
-        object.insert("AllocatedResources".to_owned(), resources.into());
+) -> AllocationStub {
+    let resources = with_resources.then(|| {
+        let spec = state.allocation_spec(allocation);
+        allocated_resources(state, allocation, spec.map(|spec| &**spec))
+    });
+    let tasks = with_task_states.then(|| task_states(&allocation.tasks)).flatten();
+    let node = state.nodes().get(&allocation.node);
+    let (desired, desired_description) = desired(allocation);
+    let set = |mark: bool| mark.then_some(true);
+    AllocationStub {
+        allocated_resources: resources,
+        client_description: allocation.client_description.to_string(),
+        client_status: allocation.client.name().to_owned(),
+        create_index: allocation.create_index,
+        create_time: time::nanoseconds(allocation.created_at),
+        deployment_status: deployment_status(allocation),
+        desired_description,
+        desired_status: desired.name().to_owned(),
+        desired_transition: DesiredTransition {
+            force_reschedule: None,
+            migrate: set(allocation.transition.migrate),
+            no_shutdown_delay: set(allocation.transition.no_shutdown_delay),
+            reschedule: set(allocation.transition.reschedule),
+        },
+        eval_id: allocation.evaluation.to_string(),
+        followup_eval_id: id_or_none(allocation.follow_up),
+        id: allocation.id.to_string(),
+        job_id: allocation.job.id.to_string(),
+        job_type: state.allocation_spec(allocation).map_or("", |spec| spec.kind.name()).to_owned(),
+        job_version: allocation.job_version,
+        modify_index: allocation.modify_index,
+        modify_time: time::nanoseconds(allocation.modified_at),
+        name: allocation.name(),
+        namespace: allocation.job.namespace.to_string(),
+        next_allocation: id_or_none(allocation.next),
+        node_id: allocation.node.to_string(),
+        node_name: node.map_or_else(String::new, |node| node.description.name.to_string()),
+        preempted_allocations: some_unless_empty(
+            allocation.preempted.iter().map(ToString::to_string).collect(),
+        ),
+        preempted_by_allocation: id_or_none(allocation.preempted_by),
+        reschedule_tracker: reschedule_tracker(allocation),
+        task_group: allocation.group.to_string(),
+        task_states: tasks,
     }
-    value
 }
 
 /// An allocation with its job.
-pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
+pub(crate) fn allocation(state: &State, allocation: &Allocation) -> shapes::Allocation {
     let key = (allocation.job.clone(), allocation.job_create_index, allocation.job_version);
     let version = state.job_versions().get(&key);
     let job = match (version, state.jobs().get(&allocation.job)) {
@@ -50,105 +86,42 @@ pub(crate) fn allocation(state: &State, allocation: &Allocation) -> Value {
     let spec = version.map(|version| &*version.spec);
     let group = spec.and_then(|spec| spec.group(&allocation.group));
     let metrics = allocation.metrics.as_deref();
-    let placed_by = json!(metrics.map(|metrics| placement_metrics(metrics, spec, group)));
-    let mut value = common(state, allocation);
-    if let Value::Object(object) = &mut value {
-        let more = [
-            ("Job", job),
-            ("TaskStates", task_states(&allocation.tasks)),
-            ("Resources", all_resources(state, allocation, spec)),
-            ("TaskResources", task_resources(state, allocation, spec)),
-            ("AllocatedResources", allocated_resources(state, allocation, spec)),
-            ("Metrics", placed_by),
-            ("DeploymentID", id_or_empty(allocation.deployment.map(|own| own.id))),
-            ("PreviousAllocation", id_or_empty(allocation.previous)),
-            // Tasks have the network of their host.
-            (
-                "NetworkStatus",
-                json!({ "InterfaceName": "", "Address": "", "AddressIPv6": "", "DNS": null }),
-            ),
-            ("AllocModifyIndex", allocation.server_modify_index.into()),
-            ("AllocStates", Value::Null),
-        ];
-        object.extend(more.map(|(name, value)| (name.to_owned(), value)));
-    }
-    value
-}
-
-fn common(state: &State, allocation: &Allocation) -> Value {
-    let node_name = state
-        .nodes()
-        .get(&allocation.node)
-        .map_or(Value::from(""), |node| text(&node.description.name));
-    let kind = state.allocation_spec(allocation).map_or("", |spec| spec.kind.name());
-    let (desired, desired_description) = desired(allocation);
-    let transition = allocation.transition;
-    let set = |mark: bool| mark.then_some(true);
-    let preempted = allocation.preempted.iter().map(|id| Value::from(id.to_string()));
-    json!({
-        "ID": allocation.id.to_string(),
-        "EvalID": allocation.evaluation.to_string(),
-        "Name": allocation.name(),
-        "Namespace": text(&allocation.job.namespace),
-        "NodeID": allocation.node.to_string(),
-        "NodeName": node_name,
-        "JobID": text(&allocation.job.id),
-        "JobType": kind,
-        "JobVersion": allocation.job_version,
-        "TaskGroup": text(&allocation.group),
-        "DesiredStatus": desired.name(),
-        "DesiredDescription": desired_description,
-        "DesiredTransition": {
-            "Migrate": set(transition.migrate),
-            "Reschedule": set(transition.reschedule),
-            "ForceReschedule": Value::Null,
-            "NoShutdownDelay": set(transition.no_shutdown_delay),
+    shapes::Allocation {
+        stub: AllocationStub {
+            allocated_resources: Some(allocated_resources(state, allocation, spec)),
+            ..allocation_stub(state, allocation, false, true)
         },
-        "ClientStatus": allocation.client.name(),
-        "ClientDescription": text(&allocation.client_description),
-        "DeploymentStatus": deployment_status(allocation),
-        "FollowupEvalID": id_or_empty(allocation.follow_up),
-        "NextAllocation": id_or_empty(allocation.next),
-        "RescheduleTracker": reschedule_tracker(allocation),
-        "PreemptedAllocations": list_or_null(preempted.collect()),
-        "PreemptedByAllocation": id_or_empty(allocation.preempted_by),
-        "CreateIndex": allocation.create_index,
-        "ModifyIndex": allocation.modify_index,
-        "CreateTime": time::nanoseconds(allocation.created_at),
-        "ModifyTime": time::nanoseconds(allocation.modified_at),
-    })
+        alloc_modify_index: allocation.server_modify_index,
+        alloc_states: Nothing,
+        deployment_id: id_or_none(allocation.deployment.map(|own| own.id)),
+        job,
+        metrics: metrics.map(|metrics| placement_metrics(metrics, spec, group)),
+        network_status: NetworkStatus::default(),
+        previous_allocation: id_or_none(allocation.previous),
+        resources: all_resources(state, allocation, spec),
+        task_resources: task_resources(state, allocation, spec),
+    }
 }
 
 /// Nomad has none while nothing was said of the health of one that is no canary.
-fn deployment_status(allocation: &Allocation) -> Value {
-    let Some(own) = allocation.deployment.filter(|own| own.canary || own.health.is_some()) else {
-        return Value::Null;
-    };
-    json!({
-        "Healthy": own.is_healthy(),
-        "Timestamp": time::rfc3339(own.health.map_or(0, |health| health.at)),
-        "Canary": own.canary,
-        "ModifyIndex": own.health.map_or(0, |health| health.index),
+fn deployment_status(allocation: &Allocation) -> Option<DeploymentStatus> {
+    let own = allocation.deployment.filter(|own| own.canary || own.health.is_some())?;
+    Some(DeploymentStatus {
+        canary: own.canary,
+        healthy: own.is_healthy(),
+        modify_index: own.health.map_or(0, |health| health.index),
+        timestamp: time::rfc3339(own.health.map_or(0, |health| health.at)),
     })
 }
 
-fn reschedule_tracker(allocation: &Allocation) -> Value {
-    if allocation.reschedules.is_empty() {
-        return Value::Null;
-    }
-    let events: Vec<Value> = allocation
-        .reschedules
-        .iter()
-        .map(|event| {
-            json!({
-                "RescheduleTime": time::nanoseconds(event.at),
-                "PrevAllocID": event.previous.to_string(),
-                "PrevNodeID": event.node.to_string(),
-                "Delay": time::nanoseconds(event.delay_ms),
-            })
-        })
-        .collect();
-    json!({ "Events": events })
+fn reschedule_tracker(allocation: &Allocation) -> Option<RescheduleTracker> {
+    let events = allocation.reschedules.iter().map(|event| RescheduleEvent {
+        delay: time::nanoseconds(event.delay_ms),
+        prev_alloc_id: event.previous.to_string(),
+        prev_node_id: event.node.to_string(),
+        reschedule_time: time::nanoseconds(event.at),
+    });
+    some_unless_empty(events.collect()).map(|events| RescheduleTracker { events })
 }
 
 /// The tasks of an allocation, with what each may use of memory at most here.
@@ -163,24 +136,8 @@ fn sized_tasks<'s>(
     tasks.map(move |task| (task, task.resources.memory_mb_max_given(oversubscription)))
 }
 
-/// The form that resources had before there were tasks in it; clients still read it.
-fn flat_resources(cpu_mhz: u64, memory: (u64, Value), disk_mb: u64, networks: Value) -> Value {
-    json!({
-        "CPU": cpu_mhz,
-        "Cores": 0,
-        "MemoryMB": memory.0,
-        "MemoryMaxMB": memory.1,
-        "DiskMB": disk_mb,
-        "IOPS": 0,
-        "Networks": networks,
-        "Devices": Value::Null,
-        "NUMA": Value::Null,
-        "SecretsMB": 0,
-    })
-}
-
 /// Of all tasks together: what one may use at most is what it has where it says nothing.
-fn all_resources(state: &State, allocation: &Allocation, spec: Option<&JobSpec>) -> Value {
+fn all_resources(state: &State, allocation: &Allocation, spec: Option<&JobSpec>) -> FlatResources {
     let (mut memory_mb_max, mut differs) = (0_u64, false);
     for (task, max) in sized_tasks(state, allocation, spec) {
         differs |= max != 0;
@@ -189,23 +146,31 @@ fn all_resources(state: &State, allocation: &Allocation, spec: Option<&JobSpec>)
     let max = if differs { memory_mb_max } else { 0 };
     let group = spec.and_then(|spec| spec.group(&allocation.group));
     let resources = allocation.resources;
-    flat_resources(
-        resources.cpu_mhz,
-        (resources.memory_mb, jobspec::memory_max(max)),
-        resources.disk_mb,
-        list_or_null(networks(allocation, group, &node_address(state, allocation))),
-    )
+    FlatResources {
+        cpu: resources.cpu_mhz,
+        memory_mb: resources.memory_mb,
+        memory_max_mb: jobspec::memory_max(max),
+        disk_mb: resources.disk_mb,
+        networks: networks(allocation, group, &node_address(state, allocation)),
+        ..FlatResources::default()
+    }
 }
 
-fn task_resources(state: &State, allocation: &Allocation, spec: Option<&JobSpec>) -> Value {
-    let tasks: Map<_, _> = sized_tasks(state, allocation, spec)
-        .map(|(task, max)| {
-            let memory = (task.resources.memory_mb, jobspec::memory_max(max));
-            let resources = flat_resources(task.resources.cpu_mhz, memory, 0, Value::Null);
-            (task.name.to_string(), resources)
-        })
-        .collect();
-    tasks.into()
+fn task_resources(
+    state: &State,
+    allocation: &Allocation,
+    spec: Option<&JobSpec>,
+) -> BTreeMap<String, FlatResources> {
+    let tasks = sized_tasks(state, allocation, spec).map(|(task, max)| {
+        let resources = FlatResources {
+            cpu: task.resources.cpu_mhz,
+            memory_mb: task.resources.memory_mb,
+            memory_max_mb: jobspec::memory_max(max),
+            ..FlatResources::default()
+        };
+        (task.name.to_string(), resources)
+    });
+    tasks.collect()
 }
 
 fn node_address(state: &State, allocation: &Allocation) -> Text {
@@ -213,93 +178,86 @@ fn node_address(state: &State, allocation: &Allocation) -> Text {
     node.map_or_else(|| Text::from(""), |node| node.description.resources.address.clone())
 }
 
-fn allocated_resources(state: &State, allocation: &Allocation, spec: Option<&JobSpec>) -> Value {
+fn allocated_resources(
+    state: &State,
+    allocation: &Allocation,
+    spec: Option<&JobSpec>,
+) -> AllocatedResources {
     let group = spec.and_then(|spec| spec.group(&allocation.group));
-    let tasks: Map<_, _> = sized_tasks(state, allocation, spec)
+    let tasks: BTreeMap<_, _> = sized_tasks(state, allocation, spec)
         .map(|(task, max)| {
-            let resources = json!({
-                "Cpu": { "CpuShares": task.resources.cpu_mhz, "ReservedCores": Value::Null },
-                "Memory": {
-                    "MemoryMB": task.resources.memory_mb,
-                    "MemoryMaxMB": jobspec::memory_max(max),
-                    "SecretsMB": 0,
+            let resources = AllocatedTask {
+                cpu: AllocatedCpu { cpu_shares: task.resources.cpu_mhz, reserved_cores: Nothing },
+                devices: Nothing,
+                memory: AllocatedMemory {
+                    memory_mb: task.resources.memory_mb,
+                    memory_max_mb: jobspec::memory_max(max),
+                    secrets_mb: 0,
                 },
-                "Networks": Value::Null,
-                "Devices": Value::Null,
-            });
+                networks: Nothing,
+            };
             (task.name.to_string(), resources)
         })
         .collect();
-    let lifecycles: Map<_, _> = tasks.keys().map(|name| (name.clone(), Value::Null)).collect();
     let address = node_address(state, allocation);
-    let ports: Vec<Value> = allocation
-        .ports
-        .iter()
-        .map(|port| {
-            json!({
-                "Label": text(&port.label),
-                "Value": port.value,
-                "To": port.to,
-                "HostIP": text(&address),
-            })
-        })
-        .collect();
-    json!({
-        "Tasks": tasks,
-        "TaskLifecycles": lifecycles,
-        "Shared": {
-            "DiskMB": allocation.resources.disk_mb,
-            "Networks": list_or_null(networks(allocation, group, &address)),
-            "Ports": list_or_null(ports),
+    let ports = allocation.ports.iter().map(|port| AllocatedPort {
+        host_ip: address.to_string(),
+        label: port.label.to_string(),
+        to: port.to,
+        value: port.value,
+    });
+    AllocatedResources {
+        shared: SharedResources {
+            disk_mb: allocation.resources.disk_mb,
+            networks: networks(allocation, group, &address),
+            ports: some_unless_empty(ports.collect()),
         },
-    })
+        task_lifecycles: tasks.keys().map(|name| (name.clone(), None)).collect(),
+        tasks,
+    }
 }
 
 /// The group's one host network, with static and dynamic ports apart as Nomad has them.
-fn networks(allocation: &Allocation, group: Option<&fsm::TaskGroup>, address: &Text) -> Vec<Value> {
+fn networks(
+    allocation: &Allocation,
+    group: Option<&TaskGroup>,
+    address: &Text,
+) -> Option<Vec<AllocatedNetwork>> {
     if allocation.ports.is_empty() {
-        return Vec::new();
+        return None;
     }
+    let network = group.and_then(|group| group.network.as_ref());
     let is_static = |label: &str| {
-        group
-            .and_then(|group| group.network.as_ref())
-            .is_some_and(|network| network.ports.iter().any(|p| &*p.label == label && p.value != 0))
-    };
-    let port = |port: &fsm::resources::Port| {
-        json!({
-            "Label": text(&port.label),
-            "Value": port.value,
-            "To": port.to,
-            "HostNetwork": "default",
+        network.is_some_and(|network| {
+            network.ports.iter().any(|port| &*port.label == label && port.value != 0)
         })
     };
     let (reserved, dynamic): (Vec<_>, Vec<_>) =
         allocation.ports.iter().partition(|port| is_static(&port.label));
-    let list =
-        |ports: Vec<&fsm::resources::Port>| list_or_null(ports.into_iter().map(port).collect());
-    let mode = group.and_then(|group| group.network.as_ref()).map_or("", fsm::job::Network::mode);
-    vec![json!({
-        "Mode": mode,
-        "Device": "",
-        "CIDR": "",
-        "IP": text(address),
-        "Hostname": "",
-        "MBits": 0,
-        "DNS": Value::Null,
-        "CNI": Value::Null,
-        "ReservedPorts": list(reserved),
-        "DynamicPorts": list(dynamic),
-    })]
+    let port = |port: &Port| NetworkPort {
+        host_network: "default".to_owned(),
+        label: port.label.to_string(),
+        to: port.to,
+        value: port.value,
+    };
+    let list = |ports: Vec<&Port>| some_unless_empty(ports.into_iter().map(port).collect());
+    Some(vec![AllocatedNetwork {
+        dynamic_ports: list(dynamic),
+        ip: address.to_string(),
+        mode: network.map_or("", fsm::job::Network::mode).to_owned(),
+        reserved_ports: list(reserved),
+        ..AllocatedNetwork::default()
+    }])
 }
 
 /// What is wanted of an allocation. Nobody wants one back whose node is gone for good.
-fn desired(allocation: &Allocation) -> (DesiredStatus, Value) {
+fn desired(allocation: &Allocation) -> (DesiredStatus, String) {
     let is_gone =
         allocation.client == ClientStatus::Lost && allocation.desired == DesiredStatus::Run;
     if is_gone {
-        return (DesiredStatus::Stop, "alloc is lost since its node is down".into());
+        return (DesiredStatus::Stop, "alloc is lost since its node is down".to_owned());
     }
-    (allocation.desired, text(&allocation.desired_description))
+    (allocation.desired, allocation.desired_description.to_string())
 }
 
 /// When the present or last run of a task began: its first one, unless a later start is known.
@@ -308,25 +266,22 @@ fn last_start_ms(task: &TaskState) -> u64 {
     starts.map(|event| event.at_ms).max().unwrap_or(0).max(task.started_at_ms)
 }
 
-fn task_states(tasks: &BTreeMap<Text, TaskState>) -> Value {
-    let states: Map<_, _> = tasks
-        .iter()
-        .map(|(name, task)| {
-            let state = json!({
-                "State": text(&task.state),
-                "Failed": task.failed,
-                "Restarts": task.restarts,
-                "LastRestart": time::rfc3339_or_null(task.last_restart_ms),
-                "StartedAt": time::rfc3339_or_null(last_start_ms(task)),
-                "FinishedAt": time::rfc3339_or_null(task.finished_at_ms),
-                "Events": task.events.iter().map(task_event).collect::<Vec<_>>(),
-                "TaskHandle": Value::Null,
-                "Paused": "",
-            });
-            (name.to_string(), state)
-        })
-        .collect();
-    map_or_null(states.into())
+fn task_states(tasks: &BTreeMap<Text, TaskState>) -> Option<BTreeMap<String, shapes::TaskState>> {
+    let states = tasks.iter().map(|(name, task)| {
+        let state = shapes::TaskState {
+            events: task.events.iter().map(task_event).collect(),
+            failed: task.failed,
+            finished_at: time::rfc3339_or_null(task.finished_at_ms),
+            last_restart: time::rfc3339_or_null(task.last_restart_ms),
+            paused: String::new(),
+            restarts: task.restarts.into(),
+            started_at: time::rfc3339_or_null(last_start_ms(task)),
+            state: task.state.to_string(),
+            task_handle: Nothing,
+        };
+        (name.to_string(), state)
+    });
+    (!tasks.is_empty()).then(|| states.collect())
 }
 
 #[cfg(test)]

@@ -2,25 +2,31 @@
 
 use std::collections::BTreeMap;
 
-use fsm::{AllocationId, Evaluation, GroupAnnotation, State, TaskGroup, TimeMs};
-use serde_json::{Map, Value, json};
+use fsm::{AllocationId, Evaluation, GroupAnnotation, State, TaskGroup, Text, TimeMs};
+use shapes::{DesiredUpdates, EvaluationStub, KnownAllocation, PlanAnnotations};
 
 use super::{
-    allocation::allocation_stub, count_map, id_or_empty, list_or_null, map_or_null,
-    placement::placement_metrics, text,
+    allocation::allocation_stub, counts_or_none, id_or_none, placement::placement_metrics,
+    some_unless_empty,
 };
 use crate::time;
 
-/// An evaluation; with `related` also the evaluations it is chained to.
-fn evaluation(state: &State, evaluation: &Evaluation, related: Option<Vec<Value>>) -> Value {
-    let spec = state.jobs().get(&evaluation.job).and_then(|job| state.current_spec(job));
+/// An evaluation, and what it waits for in an instance pool; with `related` also the evaluations
+/// that it is chained to.
+pub(crate) fn evaluation_in(
+    state: &State,
+    now: TimeMs,
+    row: &Evaluation,
+    related: Option<Vec<EvaluationStub>>,
+) -> shapes::Evaluation {
+    let spec = state.jobs().get(&row.job).and_then(|job| state.current_spec(job));
     // A job may have a thousand groups that all found no room.
-    let is_asked = !evaluation.failed_groups.is_empty();
+    let is_asked = !row.failed_groups.is_empty();
     let spec = spec.filter(|_| is_asked).map(|spec| &**spec);
     let groups = spec.map_or(&[][..], |spec| &spec.groups);
     let groups: BTreeMap<&str, &TaskGroup> =
         groups.iter().map(|group| (&*group.name, group)).collect();
-    let failed: BTreeMap<_, _> = evaluation
+    let failed: BTreeMap<_, _> = row
         .failed_groups
         .iter()
         .map(|(group, metrics)| {
@@ -28,107 +34,130 @@ fn evaluation(state: &State, evaluation: &Evaluation, related: Option<Vec<Value>
             (group.to_string(), placement_metrics(metrics, spec, asks))
         })
         .collect();
-    let classes: Map<_, _> = evaluation
+    let classes: BTreeMap<_, _> = row
         .class_eligibility
         .iter()
-        .map(|(class, eligible)| (class.to_string(), (*eligible).into()))
+        .map(|(class, eligible)| (class.to_string(), *eligible))
         .collect();
-    let queued = count_map(&evaluation.queued);
-    let mut value = evaluation_stub(evaluation);
-    if let Value::Object(object) = &mut value {
-        object.insert("FailedTGAllocs".to_owned(), map_or_null(json!(failed)));
-        object.insert("ClassEligibility".to_owned(), map_or_null(classes.into()));
-        object.insert("EscapedComputedClass".to_owned(), evaluation.escaped.into());
-        object.insert("QueuedAllocations".to_owned(), map_or_null(queued));
-        object.insert("PlanAnnotations".to_owned(), annotations(state, evaluation));
-        object.insert("SnapshotIndex".to_owned(), evaluation.snapshot_index.into());
-        object.insert("QuotaLimitReached".to_owned(), "".into());
-        object.insert("AnnotatePlan".to_owned(), false.into());
-        object.insert("Wait".to_owned(), 0.into());
-        // Null where nobody asked for them.
-        object.insert("RelatedEvals".to_owned(), related.into());
+    let EvaluationStub {
+        blocked_eval,
+        create_index,
+        create_time,
+        deployment_id,
+        id,
+        job_id,
+        job_modify_index,
+        modify_index,
+        modify_time,
+        namespace,
+        next_eval,
+        node_id,
+        node_modify_index,
+        previous_eval,
+        priority,
+        status,
+        status_description,
+        triggered_by,
+        kind,
+        wait_until,
+    } = evaluation_stub(row);
+    shapes::Evaluation {
+        annotate_plan: false,
+        blocked_eval,
+        class_eligibility: (!classes.is_empty()).then_some(classes),
+        create_index,
+        create_time,
+        deployment_id,
+        escaped_computed_class: row.escaped,
+        failed_tg_allocs: (!failed.is_empty()).then_some(failed),
+        id,
+        job_id,
+        job_modify_index,
+        modify_index,
+        modify_time,
+        namespace,
+        next_eval,
+        node_id,
+        node_modify_index,
+        plan_annotations: annotations(state, row),
+        previous_eval,
+        priority,
+        queued_allocations: counts_or_none(&row.queued),
+        quota_limit_reached: String::new(),
+        related_evals: related,
+        snapshot_index: row.snapshot_index,
+        status,
+        status_description,
+        triggered_by,
+        kind,
+        wait: 0,
+        wait_until,
+        waits_for: elastic::why::evaluation(state, now, row),
     }
-    value
-}
-
-/// An evaluation, and what it waits for in an instance pool.
-pub(crate) fn evaluation_in(
-    state: &State,
-    now: TimeMs,
-    row: &Evaluation,
-    related: Option<Vec<Value>>,
-) -> Value {
-    let mut value = evaluation(state, row, related);
-    let waits_for = elastic::why::evaluation(state, now, row);
-    if let (Value::Object(object), false) = (&mut value, waits_for.is_empty()) {
-        object.insert("WaitsFor".to_owned(), waits_for.into());
-    }
-    value
 }
 
 /// What chains of evaluations show of each.
-pub(crate) fn evaluation_stub(evaluation: &Evaluation) -> Value {
-    json!({
-        "ID": evaluation.id.to_string(),
-        "Namespace": text(&evaluation.job.namespace),
-        "Priority": evaluation.priority,
-        "Type": evaluation.kind.name(),
-        "TriggeredBy": evaluation.trigger.name(),
-        "JobID": text(&evaluation.job.id),
-        "JobModifyIndex": evaluation.job_modify_index,
-        "NodeID": id_or_empty(evaluation.node),
-        "NodeModifyIndex": evaluation.node_modify_index,
-        "DeploymentID": id_or_empty(evaluation.deployment),
-        "Status": evaluation.status.name(),
-        "StatusDescription": text(&evaluation.status_description),
-        "WaitUntil": time::rfc3339(evaluation.wait_until),
-        "NextEval": id_or_empty(evaluation.next),
-        "PreviousEval": id_or_empty(evaluation.previous),
-        "BlockedEval": id_or_empty(evaluation.blocked),
-        "CreateIndex": evaluation.create_index,
-        "ModifyIndex": evaluation.modify_index,
-        "CreateTime": time::nanoseconds(evaluation.created_at),
-        "ModifyTime": time::nanoseconds(evaluation.modified_at),
-    })
+pub(crate) fn evaluation_stub(row: &Evaluation) -> EvaluationStub {
+    EvaluationStub {
+        blocked_eval: id_or_none(row.blocked),
+        create_index: row.create_index,
+        create_time: time::nanoseconds(row.created_at),
+        deployment_id: id_or_none(row.deployment),
+        id: row.id.to_string(),
+        job_id: row.job.id.to_string(),
+        job_modify_index: row.job_modify_index,
+        modify_index: row.modify_index,
+        modify_time: time::nanoseconds(row.modified_at),
+        namespace: row.job.namespace.to_string(),
+        next_eval: id_or_none(row.next),
+        node_id: id_or_none(row.node),
+        node_modify_index: row.node_modify_index,
+        previous_eval: id_or_none(row.previous),
+        priority: row.priority,
+        status: row.status.name().to_owned(),
+        status_description: row.status_description.to_string(),
+        triggered_by: row.trigger.name().to_owned(),
+        kind: row.kind.name().to_owned(),
+        wait_until: time::rfc3339(row.wait_until),
+    }
 }
 
-/// What the pass that processed an evaluation wanted; null until it has been processed.
-fn annotations(state: &State, evaluation: &Evaluation) -> Value {
-    if evaluation.annotations.is_empty() {
-        return Value::Null;
+/// What the pass that processed an evaluation wanted; none until it has been processed.
+fn annotations(state: &State, row: &Evaluation) -> Option<PlanAnnotations> {
+    if row.annotations.is_empty() {
+        return None;
     }
-    let groups = evaluation.annotations.iter();
-    let desired: Map<_, _> =
-        groups.map(|(name, counts)| (name.to_string(), desired(counts))).collect();
-    let evicts = evaluation.annotations.values().any(|counts| counts.preemptions > 0);
-    let placed = evicts.then(|| state.allocations_of_evaluation(evaluation.id));
+    let evicts = row.annotations.values().any(|counts| counts.preemptions > 0);
+    let placed = evicts.then(|| state.allocations_of_evaluation(row.id));
     let evicted = placed.into_iter().flatten().flat_map(|row| &row.preempted);
     // One that is over may have been collected.
     let shown = |id: &AllocationId| match state.allocations().get(id) {
-        Some(row) => allocation_stub(state, row, false, true),
-        None => json!({ "ID": id.to_string() }),
+        Some(row) => KnownAllocation::Stub(Box::new(allocation_stub(state, row, false, true))),
+        None => KnownAllocation::Gone { id: id.to_string() },
     };
-    let evicted: Vec<Value> = evicted.map(shown).collect();
-    json!({
-        "DesiredTGUpdates": desired,
-        "PreemptedAllocs": list_or_null(evicted),
+    Some(PlanAnnotations {
+        desired_tg_updates: desired_updates(&row.annotations),
+        preempted_allocs: some_unless_empty(evicted.map(shown).collect()),
     })
 }
 
-/// What a plan does to a group (Nomad's `DesiredUpdates`).
-pub(crate) fn desired(counts: &GroupAnnotation) -> Value {
-    json!({
-        "Ignore": counts.ignore,
-        "Place": counts.place,
-        "Migrate": counts.migrate,
-        "Stop": counts.stop,
-        "InPlaceUpdate": counts.in_place_update,
-        "DestructiveUpdate": counts.destructive_update,
-        "Canary": counts.canary,
-        "Preemptions": counts.preemptions,
-        "Reconnect": 0,
-        "Disconnect": 0,
-        "RescheduleNow": 0,
-        "RescheduleLater": 0,
-    })
+/// What a plan does to groups.
+pub(crate) fn desired_updates(
+    of: &BTreeMap<Text, GroupAnnotation>,
+) -> BTreeMap<String, DesiredUpdates> {
+    let groups = of.iter().map(|(name, counts)| {
+        let updates = DesiredUpdates {
+            canary: counts.canary,
+            destructive_update: counts.destructive_update,
+            ignore: counts.ignore,
+            in_place_update: counts.in_place_update,
+            migrate: counts.migrate,
+            place: counts.place,
+            preemptions: counts.preemptions,
+            stop: counts.stop,
+            ..DesiredUpdates::default()
+        };
+        (name.to_string(), updates)
+    });
+    groups.collect()
 }

@@ -8,9 +8,8 @@ use fsm::{
         Suspension,
     },
 };
-use serde_json::{Value, json};
+use shapes::{NodeEligibility, NodeHealth, NodeHealthStub, NodeReadiness, NodeShortage};
 
-use super::text;
 use crate::time;
 
 /// Why a node gets no work, in one sentence; empty if nothing is in the way.
@@ -74,104 +73,115 @@ fn out_of_service(node: &Node) -> Option<String> {
 }
 
 /// Health in a list.
-pub(super) fn health_stub(node: &Node) -> Value {
+pub(super) fn health_stub(node: &Node) -> NodeHealthStub {
     match node.suspension() {
-        None => {
-            json!({ "Status": "ok", "Reason": "", "Detail": "", "Until": time::ZERO_TIME })
-        }
-        Some(suspension) => json!({
-            "Status": "suspended",
-            "Reason": suspension.reason.name(),
-            "Detail": text(&suspension.detail),
-            "Until": time::rfc3339(suspension.until.unwrap_or(0)),
-        }),
+        None => NodeHealthStub {
+            status: "ok".to_owned(),
+            until: time::ZERO_TIME.to_owned(),
+            ..NodeHealthStub::default()
+        },
+        Some(suspension) => NodeHealthStub {
+            detail: suspension.detail.to_string(),
+            reason: suspension.reason.name().to_owned(),
+            status: "suspended".to_owned(),
+            until: time::rfc3339(suspension.until.unwrap_or(0)),
+        },
     }
 }
 
 /// Health with all that it comes from.
-pub(super) fn health(node: &Node) -> Value {
-    let mut value = health_stub(node);
+pub(super) fn health(node: &Node) -> NodeHealth {
+    let NodeHealthStub { detail, reason, status, until } = health_stub(node);
     let suspension = node.suspension();
-    value["By"] = suspension.map_or_else(|| "".into(), |suspension| text(&suspension.by));
-    value["ByVerified"] = false.into();
-    value["Since"] = time::rfc3339(suspension.map_or(0, |suspension| suspension.since)).into();
-    value["Strikes"] = node.strikes.into();
-    value["StrikeAt"] = time::rfc3339(node.strike_at).into();
-    value["Failures"] = node.failures.iter().map(failure).collect::<Vec<_>>().into();
-    value
+    NodeHealth {
+        by: suspension.map_or_else(String::new, |suspension| suspension.by.to_string()),
+        by_verified: false,
+        detail,
+        failures: node.failures.iter().map(failure).collect(),
+        reason,
+        since: time::rfc3339(suspension.map_or(0, |suspension| suspension.since)),
+        status,
+        strike_at: time::rfc3339(node.strike_at),
+        strikes: node.strikes,
+        until,
+    }
 }
 
-fn failure(failure: &NodeFailure) -> Value {
-    json!({
-        "At": time::rfc3339(failure.at),
-        "Job": text(&failure.job.id),
-        "Namespace": text(&failure.job.namespace),
-        "Detail": text(&failure.detail),
-    })
+fn failure(failure: &NodeFailure) -> shapes::NodeFailure {
+    shapes::NodeFailure {
+        at: time::rfc3339(failure.at),
+        detail: failure.detail.to_string(),
+        job: failure.job.id.to_string(),
+        namespace: failure.job.namespace.to_string(),
+    }
 }
 
 /// The last result of the readiness check.
-pub(super) fn readiness(node: &Node) -> Value {
+pub(super) fn readiness(node: &Node) -> NodeReadiness {
     match &node.check {
-        None => json!({ "Status": "unknown", "Reason": "", "At": time::ZERO_TIME }),
-        Some(check) => json!({
-            "Status": check.readiness.name(),
-            "Reason": text(&check.reason),
-            "At": time::rfc3339(check.at),
-        }),
+        None => NodeReadiness {
+            at: time::ZERO_TIME.to_owned(),
+            reason: String::new(),
+            status: "unknown".to_owned(),
+        },
+        Some(check) => NodeReadiness {
+            at: time::rfc3339(check.at),
+            reason: check.reason.to_string(),
+            status: check.readiness.name().to_owned(),
+        },
     }
 }
 
 /// What the machine is short of.
-pub(super) fn shortage(node: &Node) -> Value {
+pub(super) fn shortage(node: &Node) -> NodeShortage {
     let shortage = node.shortage.as_ref();
-    json!({
-        "Reason": shortage.map_or_else(|| "".into(), |shortage| text(&shortage.reason)),
-        "Since": time::rfc3339(shortage.map_or(0, |shortage| shortage.since)),
-    })
+    NodeShortage {
+        reason: shortage.map_or_else(String::new, |shortage| shortage.reason.to_string()),
+        since: time::rfc3339(shortage.map_or(0, |shortage| shortage.since)),
+    }
 }
 
 /// Whether an operator allows new work.
-pub(super) fn eligibility(eligibility: &Eligibility) -> Value {
-    json!({
-        "Ineligible": eligibility.ineligible,
-        "ByDrain": eligibility.by_drain,
-        "By": text(&eligibility.by),
-        "ByVerified": false,
-        "Reason": text(&eligibility.reason),
-        "At": time::rfc3339(eligibility.at),
-        "Index": eligibility.index,
-    })
+pub(super) fn eligibility(eligibility: &Eligibility) -> NodeEligibility {
+    NodeEligibility {
+        at: time::rfc3339(eligibility.at),
+        by: eligibility.by.to_string(),
+        by_drain: eligibility.by_drain,
+        by_verified: false,
+        index: eligibility.index,
+        ineligible: eligibility.ineligible,
+        reason: eligibility.reason.to_string(),
+    }
 }
 
 /// An ineligible node that is not registered.
-pub(crate) fn offline_node(row: &OfflineNode) -> Value {
-    json!({
-        "ID": row.node.to_string(),
-        "Name": text(&row.name),
-        "By": text(&row.eligibility.by),
-        "ByVerified": false,
-        "Reason": text(&row.eligibility.reason),
-        "At": time::rfc3339(row.eligibility.at),
-        "Index": row.eligibility.index,
-    })
+pub(crate) fn offline_node(row: &OfflineNode) -> shapes::OfflineNode {
+    shapes::OfflineNode {
+        at: time::rfc3339(row.eligibility.at),
+        by: row.eligibility.by.to_string(),
+        by_verified: false,
+        id: row.node.to_string(),
+        index: row.eligibility.index,
+        name: row.name.to_string(),
+        reason: row.eligibility.reason.to_string(),
+    }
 }
 
 /// A mass loss: `StillDown` of its nodes have not come back and are not forgotten.
-pub(crate) fn mass_loss(state: &State, loss: &MassLoss) -> Value {
+pub(crate) fn mass_loss(state: &State, loss: &MassLoss) -> shapes::MassLoss {
     let registered = loss.nodes.iter().filter_map(|id| state.nodes().get(id));
     let still_down = registered.filter(|node| is_silent(node)).count();
     let end = loss.end.as_ref();
-    json!({
-        "Since": time::rfc3339(loss.since),
-        "Nodes": loss.nodes.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "Count": loss.nodes.len(),
-        "StillDown": still_down,
-        "Active": end.is_none(),
-        "EndedAt": time::rfc3339(end.map_or(0, |end| end.at)),
-        "EndedBy": end.map_or_else(|| "".into(), |end| text(&end.by)),
-        "EndedByVerified": false,
-        "CreateIndex": loss.create_index,
-        "ModifyIndex": loss.modify_index,
-    })
+    shapes::MassLoss {
+        active: end.is_none(),
+        count: loss.nodes.len(),
+        create_index: loss.create_index,
+        ended_at: time::rfc3339(end.map_or(0, |end| end.at)),
+        ended_by: end.map_or_else(String::new, |end| end.by.to_string()),
+        ended_by_verified: false,
+        modify_index: loss.modify_index,
+        nodes: loss.nodes.iter().map(ToString::to_string).collect(),
+        since: time::rfc3339(loss.since),
+        still_down,
+    }
 }

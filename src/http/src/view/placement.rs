@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use fsm::{JobSpec, Metrics, TaskGroup, Text, resources::Dimension};
 use shapes::{NodeScore, PlacementMetrics, TaskAsk};
 
-use super::some_unless_empty;
+use super::{counts_or_none, some_unless_empty};
 
 /// Parts of a score that Nomad shows as 0 where they do not apply, but for jobs that run once per
 /// node.
@@ -51,10 +51,6 @@ pub(crate) fn placement_metrics(
 
 fn counts(map: &BTreeMap<Text, u32>) -> BTreeMap<String, u32> {
     map.iter().map(|(key, count)| (key.to_string(), *count)).collect()
-}
-
-fn counts_or_none(map: &BTreeMap<Text, u32>) -> Option<BTreeMap<String, u32>> {
-    (!map.is_empty()).then(|| counts(map))
 }
 
 /// What each task asks of the resources that ran out.

@@ -1,10 +1,10 @@
 //! Events of tasks. An agent sends a kind and a sentence; what Nomad's clients look for in an event
 //! is read from these.
 
-use fsm::TaskEvent;
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
-use super::text;
+use fsm::TaskEvent;
+
 use crate::time;
 
 /// Between the reason for a restart and its delay.
@@ -71,7 +71,7 @@ impl<'a> Told<'a> {
     }
 
     /// All values are texts, as in Nomad.
-    fn details(&self, event: &TaskEvent) -> Map<String, Value> {
+    fn details(&self, event: &TaskEvent) -> BTreeMap<String, String> {
         let number = |of: Option<(u128, &str)>| of.map(|(value, _)| value.to_string());
         let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let ended = event.exit_code.is_some();
@@ -94,8 +94,7 @@ impl<'a> Told<'a> {
             ("exit_message", unknown.and_then(some)),
             ("oom_killed", oom),
         ];
-        let set =
-            pairs.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.into())));
+        let set = pairs.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         set.collect()
     }
 }
@@ -106,41 +105,33 @@ fn nanoseconds(text: &str) -> Option<(u128, &str)> {
 }
 
 /// An event of a task.
-pub(super) fn task_event(event: &TaskEvent) -> Value {
+pub(super) fn task_event(event: &TaskEvent) -> shapes::TaskEvent {
     let told = Told::by(event);
-    let number = |of: Option<(u128, &str)>| {
-        Value::from(of.and_then(|(value, _)| u64::try_from(value).ok()).unwrap_or(0))
-    };
-    json!({
-        "Type": text(&event.kind),
-        "Time": time::nanoseconds(event.at_ms),
-        "DisplayMessage": told.shown.clone().map_or_else(|| text(&event.message), Value::from),
-        "Details": told.details(event),
-        "Message": told.message,
-        "FailsTask": told.fails_task,
-        "RestartReason": told.restart_reason,
-        "SetupError": told.setup_error,
-        "DriverError": told.driver_error,
-        "ExitCode": event.exit_code.unwrap_or(0),
-        "Signal": event.signal.unwrap_or(0),
-        "KillTimeout": number(told.kill_timeout),
-        "KillError": "",
-        "KillReason": "",
-        "StartDelay": number(told.start_delay),
-        "DownloadError": "",
-        "ValidationError": "",
-        "DiskLimit": 0,
-        "FailedSibling": told.failed_sibling,
-        "VaultError": "",
-        "TaskSignalReason": "",
-        "TaskSignal": "",
-        "DriverMessage": "",
-        "GenericSource": "",
-    })
+    let number =
+        |of: Option<(u128, &str)>| of.and_then(|(value, _)| u64::try_from(value).ok()).unwrap_or(0);
+    shapes::TaskEvent {
+        details: told.details(event),
+        display_message: told.shown.clone().unwrap_or_else(|| event.message.to_string()),
+        driver_error: told.driver_error.to_owned(),
+        exit_code: event.exit_code.unwrap_or(0),
+        failed_sibling: told.failed_sibling.to_owned(),
+        fails_task: told.fails_task,
+        kill_timeout: number(told.kill_timeout),
+        kind: event.kind.to_string(),
+        message: told.message.to_owned(),
+        restart_reason: told.restart_reason.to_owned(),
+        setup_error: told.setup_error.to_owned(),
+        signal: event.signal.unwrap_or(0),
+        start_delay: number(told.start_delay),
+        time: time::nanoseconds(event.at_ms),
+        ..shapes::TaskEvent::default()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     #[track_caller]
@@ -153,7 +144,7 @@ mod tests {
             signal: exit.map(|(_, signal)| signal),
         };
         let found = task_event(&event);
-        assert_eq!((&found["DisplayMessage"], &found["Details"]), (&json!(shown), details));
+        assert_eq!((found.display_message.as_str(), &json!(found.details)), (shown, details));
     }
 
     #[test]
